@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from parallel_epochs.models.convs.attention_convs import GATConv, GATv2Conv, TransformerConv
     from parallel_epochs.models.convs.gated_conv import ResGatedGraphConv
     from parallel_epochs.models.convs.gen_conv import GENConv
-    from parallel_epochs.models.convs.pna_conv import PNAConv
     from parallel_epochs.models.convs.relation_conv import RGCNConv
     from parallel_epochs.models.convs.sum_convs import (
         GCNConv,
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
         SAGEConv,
     )
     from parallel_epochs.models.networks.deepgcn import DeeperGCN
-    from parallel_epochs.models.networks.equilibrium import EquilibriumGNN
     from parallel_epochs.models.networks.link_predictor import LinkModel, LinkPredictor
     from parallel_epochs.models.networks.relational import HGT, RGCN
     from parallel_epochs.models.networks.reversible import RevGNN
@@ -29,7 +27,6 @@ __all__ = [
     "HGT",
     "RGCN",
     "DeeperGCN",
-    "EquilibriumGNN",
     "GATConv",
     "GATv2Conv",
     "GCNConv",
@@ -39,7 +36,6 @@ __all__ = [
     "GraphConv",
     "LinkModel",
     "LinkPredictor",
-    "PNAConv",
     "RGCNConv",
     "ResGatedGraphConv",
     "RevGNN",
@@ -51,11 +47,9 @@ _MODULES = (
     "convs.attention_convs",
     "convs.gated_conv",
     "convs.gen_conv",
-    "convs.pna_conv",
     "convs.relation_conv",
     "convs.sum_convs",
     "networks.deepgcn",
-    "networks.equilibrium",
     "networks.link_predictor",
     "networks.relational",
     "networks.reversible",

@@ -14,39 +14,6 @@ from torch_geometric.typing import SparseTensor
 INT32_END = 2**31
 # The edges of each sparse tensor. They are kept as long as the tensor or its storage lives.
 _known = WeakIdKeyDictionary()
-# For the edges of :class:`models.structure.StaticEdges`: the edges that they are copies of, and structures of them.
-held = WeakIdKeyDictionary()
-
-
-class ShapeVaries(RuntimeError):
-    """A tensor's shape depends on the values of others, so that memory for it cannot be set aside."""
-
-
-def room_for(num_edges: int) -> int:
-    """Return the number of edges that there is room for in a static batch: at most an eighth more, so that there are
-    few sizes. For such a number it returns the same.
-    """
-    step = 1 << max(num_edges.bit_length() - 4, 6)
-    return -(-num_edges // step) * step
-
-
-def is_held(edge_index: Tensor) -> bool:
-    """Tell whether edges are those of :class:`models.structure.StaticEdges`, which nobody compiles."""
-    return not torch.compiler.is_compiling() and edge_index in held
-
-
-def refuse_held(edge_index: Tensor, what: str) -> None:
-    """Raise :class:`ShapeVaries` if edges are followed by padding, which `what` would take for edges."""
-    if is_held(edge_index):
-        raise ShapeVaries(f"{what} would read the padding of the edges")
-
-
-def refuse_gradient(edge_index: Tensor, features: Tensor | None) -> None:
-    """Raise :class:`ShapeVaries` if edges are followed by padding and features need gradients: no kernel writes those
-    of the padding.
-    """
-    if features is not None and features.requires_grad:
-        refuse_held(edge_index, "the gradient of edge features")
 
 
 def choose_dtype(*counts: int) -> torch.dtype:
@@ -66,7 +33,6 @@ def check_int32(edge_index: Tensor, *num_nodes: int) -> None:
 
 def plain_edges(edge_index: Tensor) -> Tensor:
     """Return a tensor as a plain one: edges without the caches of an ``EdgeIndex``, whatever their shape and type."""
-    refuse_held(edge_index, "a list of all edges")
     return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
 
@@ -85,8 +51,6 @@ def for_pyg(edge_index: Tensor | SparseTensor) -> Tensor | SparseTensor:
     integers for their pointers. Sparse tensors are returned as they are.
     """
     is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
-    if is_dense:
-        refuse_held(edge_index, "PyG's own code")  # type: ignore[arg-type]
     return edge_index.long() if is_dense and edge_index.dtype == torch.int32 else edge_index
 
 
@@ -142,24 +106,6 @@ def fill_csr(
     return edge_index
 
 
-def read_orders(edge_index: EdgeIndex) -> tuple[Tensor, ...]:
-    """Return the edges, then `perm`, `src`, `dst`, the pointers of the CSC and `rowptr`, as :func:`fill_csr` has them.
-
-    Raises:
-        ShapeVaries: the edges do not have both orders.
-    """
-    perm, (src, dst), rowptr = edge_index._T_perm, edge_index._T_index, edge_index._T_indptr
-    if (
-        perm is None
-        or src is None
-        or dst is None
-        or rowptr is None
-        or not edge_index.is_sorted_by_col
-    ):
-        raise ShapeVaries("the edges of a batch are not sorted by both ends")
-    return edge_index.as_tensor(), perm, src, dst, edge_index.get_csc()[0][0], rowptr
-
-
 def keep_edges(edge_index: Int[Tensor, "2 num_edges"], kept: Bool[Tensor, " num_edges"]) -> Tensor:
     """Return some of the edges, in their order. An ``EdgeIndex`` keeps its sorted orders, and nothing is sorted again.
 
@@ -169,7 +115,6 @@ def keep_edges(edge_index: Int[Tensor, "2 num_edges"], kept: Bool[Tensor, " num_
     """
     if not isinstance(edge_index, EdgeIndex):
         return edge_index[:, kept]
-    refuse_held(edge_index, "edge dropout")
     left = edge_index.as_tensor()[:, kept]
     num_src, num_dst = edge_index.get_sparse_size()
     if not edge_index.is_sorted_by_col:
@@ -325,3 +270,20 @@ def pad(indptr: Tensor, num_nodes: int, side: str) -> Tensor:
             f"build it with sparse_size=(num_src, num_dst)"
         )
     return indptr if missing == 0 else torch.cat([indptr, indptr[-1:].expand(missing)])
+
+
+def cut_into_blocks(
+    indptr: Tensor, max_edges: int, max_rows: int | None = None
+) -> list[tuple[int, int]]:
+    """Cut the rows into ranges of at most `max_rows` rows and `max_edges` edges; a larger row is a range of its own."""
+    indptr = indptr.cpu()
+    blocks, first, num_rows = [], 0, indptr.numel() - 1
+    while first < num_rows:
+        limit = min(
+            int(indptr[first]) + max_edges, int(indptr[-1])
+        )  # fits into the pointers' dtype
+        last = int(torch.searchsorted(indptr, indptr.new_tensor(limit), right=True)) - 1
+        last = min(max(last, first + 1), num_rows, first + (max_rows or num_rows))
+        blocks.append((first, last))
+        first = last
+    return blocks

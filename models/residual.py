@@ -24,25 +24,21 @@ BLOCKS: dict[str, Callable[[Tensor, Map, Map], Tensor]] = {
 }
 
 
-def recompute(
-    model: torch.nn.Module, function: Callable[..., Result], *args, draws: bool = True
-) -> Result:
+def recompute(model: torch.nn.Module, function: Callable[..., Result], *args) -> Result:
     """Call a function without keeping its intermediate tensors; backward computes them again.
 
     Args:
         model: the module whose batch norms must not count the same batch again while `function` is computed again.
         function: a part of the model's forward.
         args: the function's arguments.
-        draws: whether the function draws random numbers from torch's global state, which a CUDA graph cannot set back.
     """
     if torch.compiler.is_compiling():
         # A compiled graph writes buffers in forward only, and the compiler traces no `context_fn` with side effects.
-        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=draws)
+        return checkpoint(function, *args, use_reentrant=False)
     return checkpoint(
         function,
         *args,
         use_reentrant=False,
-        preserve_rng_state=draws,
         context_fn=lambda: (contextlib.nullcontext(), fix_statistics(model)),
     )
 

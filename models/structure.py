@@ -1,7 +1,7 @@
 """Edges in both sorted orders, as the kernels read them. Plain edge lists are sorted once and remembered."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -74,24 +74,9 @@ def find_structure(
     (indptr, src), position = edges.compress(edge_index, by="col")
     by_destination = edges.pad(indptr, num_dst, "destination"), src, position
     if not by_source:
-        return _without_padding(edge_index, Structure(*by_destination, None, None, None))
+        return Structure(*by_destination, None, None, None)
     (rowptr, dst), position = edges.compress(edge_index, by="row")
-    return _without_padding(
-        edge_index, Structure(*by_destination, edges.pad(rowptr, num_src, "source"), dst, position)
-    )
-
-
-def _without_padding(edge_index: EdgeIndex, structure: Structure) -> Structure:
-    """Leave out what follows the last edge, for kernels of the CPU. Those of a GPU do not read it."""
-    if structure.indptr.is_cuda or not edges.is_held(edge_index):
-        return structure
-    num_edges = int(structure.indptr[-1])
-    return Structure(
-        *(
-            tensor if tensor is None or name.endswith("ptr") else tensor[:num_edges]  # type: ignore[arg-type]
-            for name, tensor in zip(Structure._fields, structure, strict=True)
-        )
-    )
+    return Structure(*by_destination, edges.pad(rowptr, num_src, "source"), dst, position)
 
 
 class Degrees(NamedTuple):
@@ -112,9 +97,6 @@ class Degrees(NamedTuple):
 
 def find_degrees(edge_index: Int[Tensor, "2 num_edges"], num_nodes: int) -> Degrees:
     """Find the degrees and self-loops of a graph. They are kept as the sorted edges of :func:`find_structure` are."""
-    if edges.is_held(edge_index):
-        held = edges.held[edge_index]
-        return Degrees(edge_index, None, held.indptr.diff(), held.find_loops(num_nodes))
     if torch.compiler.is_exporting():  # the numbers of torch.bincount might be more than the nodes
         degree = edge_index.new_zeros(num_nodes).index_add(
             0, edge_index[1], torch.ones_like(edge_index[1])
@@ -195,8 +177,6 @@ def find_structure_with_loops(
         IndexError: a node is out of range.
         ValueError: int32 cannot count the edges or nodes.
     """
-    if edges.is_held(edge_index):
-        return edges.held[edge_index].find_looped(num_src, num_dst, num_loops)
     edges.check_int32(edge_index, num_src, num_dst + 1, edge_index.size(1) + num_loops)
 
     def sort(edge_index: Tensor) -> Structure:
@@ -220,25 +200,6 @@ def find_structure_with_loops(
         )
 
     return _remember(_looped, edge_index, (num_src, num_dst, num_loops), sort)
-
-
-def _sort_with_loops(
-    edge_index: EdgeIndex, num_src: int, num_dst: int, num_loops: int
-) -> Structure:
-    """Compute :func:`find_structure_with_loops` of edges that are in order, without waiting for the device.
-
-    The removed self-loops lie behind the last edge that a pointer counts, by source too.
-    """
-    src, dst = append_loops(edge_index, num_dst, num_loops)
-    found: list[Tensor] = []
-    for key, other, size in (
-        (dst, src, num_dst),
-        (torch.where(dst < num_dst, src, num_src), dst, num_src),
-    ):
-        keys, position = key.sort(stable=True)
-        ptr = torch.searchsorted(keys, torch.arange(size + 1, device=key.device))
-        found += [part.to(key.dtype) for part in (ptr, other[position], position)]
-    return Structure(*found)
 
 
 def append_loops(
@@ -289,131 +250,3 @@ def _hash_on_gpu(edge_index: Tensor) -> Tensor:
     return (
         (numbers + 1) * (torch.arange(numbers.numel(), device=numbers.device) * signed(GOLDEN) + 1)
     ).sum()
-
-
-class StaticEdges:
-    """Room for the edges of one batch after the other: the kernels read what the pointers count, and nothing behind.
-
-    Args:
-        edge_index: edges of a batch, sorted by destination, with CSC and CSR filled.
-        num_edges: room for so many edges.
-        has_loops: whether a batch may have self-loops, for layers that want to know. None: each batch is asked, which
-            waits for the device.
-
-    Attributes:
-        edge_index: the edges, with `num_edges` columns; after the last edge they are zero.
-
-    Raises:
-        ShapeVaries: the edges are not sorted.
-    """
-
-    def __init__(
-        self, edge_index: EdgeIndex, num_edges: int, has_loops: Callable[[], bool] | None = None
-    ):
-        given = edges.read_orders(edge_index)
-        self._tensors = [
-            *(_room_for(tensor, num_edges) for tensor in given[:4]),
-            *map(torch.empty_like, given[4:]),
-        ]
-        both, perm, src, dst, indptr, rowptr = self._tensors
-        out = edges.from_csc(both, indptr, num_src=rowptr.numel() - 1)
-        self.edge_index = edges.fill_csr(out, perm=perm, src=src, dst=dst, rowptr=rowptr)
-        self._derived = Derived(num_edges, indptr, edge_index, has_loops or (lambda: True))
-        edges.held[self.edge_index] = self._derived
-        self.load(edge_index)
-
-    def load(self, edge_index: EdgeIndex) -> None:
-        """Take up the edges of another batch with as many nodes.
-
-        Raises:
-            ShapeVaries: the layers want to know of self-loops, and only one of the batches has some.
-        """
-        self._derived.load(edge_index)
-        _copy_all(self._tensors, edges.read_orders(edge_index))
-
-    def touch(self) -> None:
-        """Raise the versions of all pointers, without a change."""
-        for tensor in (*self._tensors[4:], *self._derived.pointers()):
-            tensor.add_(0)
-
-
-class Derived:
-    """Keeps what layers derive from edges: it computes that from the edges of each batch, and copies it to one place.
-
-    Args:
-        num_edges: room for so many edges.
-        indptr: pointers of the static edges.
-        edge_index: edges of the first batch.
-        has_loops: as for :class:`StaticEdges`.
-    """
-
-    def __init__(
-        self, num_edges: int, indptr: Tensor, edge_index: EdgeIndex, has_loops: Callable[[], bool]
-    ):
-        self.indptr, self._num_edges, self._real, self._has_loops = (
-            indptr,
-            num_edges,
-            edge_index,
-            has_loops,
-        )
-        self._looped = dict[tuple[int, ...], Structure]()
-        self._loops: Tensor | None = None
-
-    def load(self, edge_index: EdgeIndex) -> None:
-        """Derive from other edges what was derived before."""
-        self._real = edge_index
-        if self._loops is not None:
-            self._loops = None
-            self.find_loops(edge_index.get_sparse_size(1))
-        for sizes, structure in self._looped.items():
-            _copy_all(structure, _sort_with_loops(edge_index, *sizes))
-
-    def pointers(self) -> list[Tensor]:
-        """Return the pointers of the edges with self-loops."""
-        return [
-            ptr
-            for looped in self._looped.values()
-            for ptr in (looped.indptr, looped.rowptr)
-            if ptr is not None
-        ]
-
-    def find_loops(self, num_nodes: int) -> Tensor:
-        """Return the positions of self-loops: none, as their number would vary."""
-        if self._loops is None:
-            self._loops = (
-                find_degrees(self._real, num_nodes).loops
-                if self._has_loops()
-                else self.indptr.new_empty(0)
-            )
-            if self._loops.numel():
-                raise edges.ShapeVaries(
-                    f"a layer weighs self-loops, of which a batch has {self._loops.numel():,}"
-                )
-        return self._loops
-
-    def find_looped(self, *sizes: Any) -> Structure:
-        """Return the edges with self-loops; see :func:`models.structure.find_structure_with_loops`."""
-        if sizes not in self._looped:
-            found, room = _sort_with_loops(self._real, *sizes), self._num_edges + sizes[2]
-            self._looped[sizes] = Structure(
-                *(  # type: ignore[arg-type]
-                    tensor
-                    if tensor is None
-                    else _room_for(tensor, tensor.numel() if name.endswith("ptr") else room)
-                    for name, tensor in zip(Structure._fields, found, strict=True)
-                )
-            )
-            _copy_all(self._looped[sizes], found)
-        return self._looped[sizes]
-
-
-def _room_for(tensor: Tensor, length: int) -> Tensor:
-    return tensor.new_zeros((*tensor.shape[:-1], length))
-
-
-def _copy_all(room: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
-    """Copy tensors into larger ones along the last dimension, and fill up with zeros."""
-    for wide, tensor in zip(room, given, strict=True):
-        if wide is not None and tensor is not None:
-            wide[..., : tensor.size(-1)].copy_(tensor)
-            wide[..., tensor.size(-1) :].zero_()

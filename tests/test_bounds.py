@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from parallel_epochs.models import edge_index as edges
-from parallel_epochs.models.aggregate import fused, reference_in_blocks as blocks
+from parallel_epochs.models.aggregate import fused
 from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
@@ -252,13 +252,13 @@ def test_the_last_batch_may_have_fewer_clusters():
 
 
 def test_a_block_of_edges_ends_before_a_row_that_is_too_many():
-    assert blocks.cut_into_blocks(torch.tensor([0, 5, 6, 7, 20, 20]), 4) == [
+    assert edges.cut_into_blocks(torch.tensor([0, 5, 6, 7, 20, 20]), 4) == [
         (0, 1),
         (1, 3),
         (3, 4),
         (4, 5),
     ]
-    assert blocks.cut_into_blocks(torch.tensor([0, 2, 4, 6]), 4) == [(0, 2), (2, 3)]
+    assert edges.cut_into_blocks(torch.tensor([0, 2, 4, 6]), 4) == [(0, 2), (2, 3)]
 
 
 def test_what_the_fused_kernel_does_not_take():

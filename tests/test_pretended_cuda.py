@@ -37,7 +37,7 @@ EDGES = ["data=edges", "data.path={folder}/edges.npy"]
 PROGRAMS = {
     "clusters": ([*TOY, "train.epochs=6"], 9),
     "clusters in bf16": ([*TOY, "train.epochs=6", "train.precision=bf16", "train.ema=0.9"], 9),
-    "clusters of the CPU": ([*TOY, "data.device=cpu", "train.cuda_graph=false"], 0),
+    "clusters of the CPU": ([*TOY, "data.device=cpu"], 0),
     "pinned features": ([*TOY, "data.device=pinned", "model=pyg", "model.conv=GATv2Conv"], 1),
     "neighbors": ([*TOY, "loader=neighbor", "loader.batch_size=60"], 0),
     "links": (

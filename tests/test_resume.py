@@ -378,7 +378,6 @@ RANKS = [
         (row, [*UNEVEN, *norm, f"evaluation={evaluation}"], "stopped")
         for row, *norm in (
             ("revgnn", "model.norm=batch"),
-            ("equilibrium", "model.norm=batch"),
             ("custom",),
             ("pyg", "model.norm=batch"),
             ("cluster: fp16", "model.norm=batch"),

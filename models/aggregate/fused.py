@@ -8,7 +8,6 @@ from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import cpu, ops, relation_table
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.aggregate.reference import replace_power_of_one
-from parallel_epochs.models.edge_index import refuse_gradient
 from parallel_epochs.models.structure import find_structure
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -63,7 +62,6 @@ def aggregate(
 ) -> Float[Tensor, "num_dst channels"]:
     """Compute :func:`models.aggregate.reference.aggregate` without a tensor of edges x channels."""
     num_dst = x.size(0) if num_dst is None else num_dst
-    refuse_gradient(edge_index, edge_attr)
     aggr = replace_power_of_one(aggr, p)
     attr = edge_attr
     if attr is None or weight is None:

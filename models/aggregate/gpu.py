@@ -5,7 +5,7 @@ Only :func:`sort_edges` waits for the device or copies from it, once for each ed
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -20,8 +20,9 @@ from parallel_epochs.models.aggregate import (
     ops,
     relation_table,
 )
-from parallel_epochs.models.edge_index import INT32_END, check_range, room_for
+from parallel_epochs.models.edge_index import INT32_END, check_range
 from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.kernels.walk import Edges, record
 from parallel_epochs.models.structure import Structure
 
 # Largest number of chunks of rows and edges that a graph is cut into, and smallest size of a chunk.
@@ -36,32 +37,19 @@ STEEP, MAX_POWER = 2.0**17, 64.0
 _plans = WeakIdKeyDictionary()
 
 
-class ChunkPlan(NamedTuple):
-    """The chunks that the rows of a graph and their edges are cut into.
-
-    Row r has the items ptr[r] + r to ptr[r + 1] + r: its edges and a closing item. There is a cut near each multiple of
-    `chunk_items`: at the multiple itself if its row has more than `chunk_items` edges, otherwise at the beginning of
-    that row. So a chunk has fewer than 2 * `chunk_items` items, and short rows are never cut.
-    """
-
-    chunk_items: int
-    num_items: int
-    cuts: Tensor  # [num_chunks + 1]: first item of each chunk, and the number of items
-    rows: Tensor  # [2, num_chunks], int32: first and last row of each chunk
-
-    @property
-    def num_chunks(self) -> int:
-        return self.rows.size(1)
-
-    @property
-    def wide(self):
-        return tl.int64 if self.num_items + self.chunk_items >= 2**31 else tl.int32
-
-
 def plan(
-    ptr: Tensor, other: Tensor, num_others: int, position: Tensor | None, num_positions: int
-) -> ChunkPlan:
-    """Cut a graph into chunks on its device. The plan is kept until `ptr` is freed or changed.
+    ptr: Tensor,
+    other: Tensor,
+    num_others: int,
+    position: Tensor | None,
+    num_positions: int,
+    block_e: int = 1,
+) -> Edges:
+    """Cut a graph into chunks on its device. The cuts are kept until `ptr` is freed or changed.
+
+    There is a cut near each multiple of `chunk_items`: at the multiple itself if its row has more than `chunk_items`
+    edges, otherwise at the beginning of that row. So a chunk has fewer than 2 * `chunk_items` items, and short rows are
+    never cut.
 
     Args:
         ptr: first edge of each row [num_rows + 1].
@@ -69,17 +57,30 @@ def plan(
         num_others: number of such nodes.
         position: row of the edge features of each edge [num_edges]. None: in order.
         num_positions: number of rows of edge features.
+        block_e: number of edges that are read at a time.
     """
-    if ptr.is_inference():
-        return _plan(ptr, other, num_others, position, num_positions)
     key = (ptr._version, other.numel(), num_others, num_positions, MIN_CHUNK)
-    known = _plans.get(ptr)
+    known = None if ptr.is_inference() else _plans.get(ptr)
     if known is None or known[0] != key:
-        known = _plans[ptr] = key, _plan(ptr, other, num_others, position, num_positions)
-    return known[1]
+        known = key, _plan(ptr, other, num_others, position, num_positions)
+        if not ptr.is_inference():
+            _plans[ptr] = known
+    chunk_items, cuts, rows = known[1]
+    is_wide = ptr.numel() - 1 + other.numel() + chunk_items >= 2**31
+    return record(
+        Edges,
+        ptr=ptr,
+        cuts=cuts,
+        rows=rows,
+        other=other,
+        position=position,
+        chunk_items=chunk_items,
+        WIDE=tl.int64 if is_wide else tl.int32,
+        BLOCK_E=block_e,
+    )
 
 
-def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
+def _plan(ptr, other, num_others, position, num_positions) -> tuple[int, Tensor, Tensor]:
     for index, limit in ((other, num_others), (position, num_positions)):
         if index is not None and index.numel():
             torch._assert_async(
@@ -92,8 +93,7 @@ def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
             f"the GPU kernel counts nodes in int32, which {num_rows:,} nodes exceed: set kernel=reference"
         )
     num_items = num_rows + other.numel()
-    # Edges with and without the padding of a static batch are cut at the same places.
-    chunk_items = max(MIN_CHUNK, -(-(num_rows + room_for(other.numel())) // MAX_CHUNKS))
+    chunk_items = max(MIN_CHUNK, -(-num_items // MAX_CHUNKS))
     begins = ptr + torch.arange(num_rows + 1, device=ptr.device)
     # `other` may go on behind the last edge that `ptr` counts. The chunks there are empty.
     cuts = torch.arange(0, num_items, chunk_items, device=ptr.device).minimum(begins[-1])
@@ -103,30 +103,51 @@ def _plan(ptr, other, num_others, position, num_positions) -> ChunkPlan:
     rows = torch.searchsorted(
         begins[1:], torch.stack([cuts[:-1], cuts[1:] - 1]), right=True, out_int32=True
     )
-    return ChunkPlan(chunk_items, num_items, cuts, rows)
+    return chunk_items, cuts, rows
 
 
-def choose_blocks(channels: int, weight: Tensor | None, *, elements: int) -> dict:
-    """Choose the block sizes of a pass in which a warp holds `elements` = edges x channels at a time."""
+def _choose_sizes(channels: int, weight: Tensor | None) -> dict[str, Any]:
+    """Choose the block sizes of a pass."""
     edge_dim = 0 if weight is None else weight.size(1)
     dot = edge_dim >= DOT_FROM
-    # Weights and their gradients lie in registers: 128 channels of 64 features would spill.
-    block_d = min(64 if dot else 128, max(16, triton.next_power_of_2(channels)))
     return dict(
         D=channels,
         K=edge_dim,
         DOT=dot,
-        BLOCK_D=block_d,
-        BLOCK_E=16 if dot else min(32, elements // block_d),
+        # Weights and their gradients lie in registers: 128 channels of 64 features would spill.
+        BLOCK_D=min(64 if dot else 128, max(16, triton.next_power_of_2(channels))),
         BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)),
-        num_warps=4 if dot else 1,
     )
 
 
-def _describe_features(attr: Tensor | None, weight: Tensor | None, table: Tensor | None) -> str:
+def _describe_messages(x, attr, weight, bias, table, param, aggr, eps, low, high) -> dict[str, Any]:
+    """Return the fields of a record that are those of :data:`gpu_encode.MESSAGES`."""
+    features = "encoded" if attr is not None and table is None else "none"
     if weight is not None:
-        return "none" if attr is None else "raw"
-    return "encoded" if attr is not None and table is None else "none"
+        features = "none" if attr is None else "raw"
+    is_raw = features == "raw"
+    return dict(
+        x=x,
+        attr=attr,
+        weight=weight if is_raw else None,
+        bias=bias if is_raw else None,
+        table=table,
+        parameter=param,
+        eps=eps,
+        low=low,
+        high=high,
+        KIND=aggr,
+        FEATURES=features,
+        FIRST=int(table is not None),
+        **_choose_sizes(x.size(1), weight),
+    )
+
+
+def _choose_edges(messages: dict[str, Any], elements: int) -> tuple[int, int]:
+    """Return how many edges a program reads at a time, so that a warp holds `elements` = edges x channels, and how many
+    warps it has.
+    """
+    return (16, 4) if messages["DOT"] else (min(32, elements // messages["BLOCK_D"]), 1)
 
 
 def make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -168,58 +189,25 @@ def forward(
         x, *Structure(*edges).by_destination, attr, weight, bias, table
     )
     relation_table.check_all(attr, table)
-    cut = plan(indptr, src, x.size(0), position, src.numel() if attr is None else attr.size(0))
-    blocks = choose_blocks(x.size(1), weight, elements=512)
-    grid = cut.num_chunks, triton.cdiv(x.size(1), blocks["BLOCK_D"])
-    partial = x.new_empty((2 * cut.num_chunks, 3, x.size(1)), dtype=torch.float32)
-    options = dict(KIND=aggr, FILLS=fills, SAVE=save, WIDE=cut.wide)
-    features = dict(FEATURES=_describe_features(attr, weight, table), FIRST=int(table is not None))
+    messages = _describe_messages(x, attr, weight, bias, table, param, aggr, eps, low, high)
+    block_e, num_warps = _choose_edges(messages, 512)
+    num_positions = src.numel() if attr is None else attr.size(0)
+    cut = plan(indptr, src, x.size(0), position, num_positions, block_e)
+    num_chunks, channels = cut.rows.size(1), x.size(1)
+    grid = num_chunks, triton.cdiv(channels, messages["BLOCK_D"])
+    given = record(
+        gpu_forward.Forward,
+        **messages,
+        out=out,
+        stat=stat,
+        stat2=stat2,
+        partial=_allocate(x, 2 * num_chunks, 3, channels),
+        FILLS=fills,
+        SAVE=save,
+    )
     with torch.cuda.device_of(x):
-        launch(
-            gpu_forward.forward,
-            grid,
-            x,
-            indptr,
-            cut.cuts,
-            cut.rows,
-            src,
-            position,
-            attr,
-            weight,
-            bias,
-            table,
-            param,
-            out,
-            stat,
-            stat2,
-            partial,
-            eps,
-            low,
-            high,
-            **features,
-            **options,
-            **blocks,
-        )
-        launch(
-            gpu_forward.merge_forward,
-            grid,
-            indptr,
-            cut.cuts,
-            cut.rows,
-            param,
-            low,
-            high,
-            out,
-            stat,
-            stat2,
-            partial,
-            cut.chunk_items,
-            **options,
-            D=x.size(1),
-            BLOCK_C=8,
-            BLOCK_D=blocks["BLOCK_D"],
-            num_warps=1,
-        )
+        launch(gpu_forward.forward, grid, cut, given, num_warps=num_warps)
+        launch(gpu_forward.merge_forward, grid, cut, given, num_warps=1)
     return out, stat, stat2
 
 
@@ -255,138 +243,78 @@ def backward(
         grad, x, *Structure(*edges).by_source, attr, weight, bias, table
     )
     relation_table.check_all(attr, table)
-    cut = plan(rowptr, dst, grad.size(0), position, dst.numel() if attr is None else attr.size(0))
+    messages = _describe_messages(x, attr, weight, bias, table, param, aggr, eps, low, high)
+    block_e, num_warps = _choose_edges(messages, 256)
+    num_positions = dst.numel() if attr is None else attr.size(0)
+    cut = plan(rowptr, dst, grad.size(0), position, num_positions, block_e)
     channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
-    blocks = choose_blocks(channels, weight, elements=256)
-    block_d = blocks["BLOCK_D"]
-    num_blocks = triton.cdiv(channels, block_d)
+    num_chunks, block_d = cut.rows.size(1), messages["BLOCK_D"]
 
     with torch.cuda.device_of(x):
         pairs, power_sums = _pack(grad, out, stat, stat2, aggr, block_d)
 
         # With raw features, each block of channels has its own part of the gradient.
         attr_parts = grad_attr
-        if need_attr and weight is not None and num_blocks > 1:
-            attr_parts = _allocate(x, num_blocks, *attr.shape)
+        if need_attr and weight is not None and channels > block_d:
+            attr_parts = _allocate(x, triton.cdiv(channels, block_d), *attr.shape)
         if need_attr and (attr.size(0) != dst.numel() or table is not None):
             attr_parts.zero_()
         num_sums = (edge_dim + 1) * need_weight + (aggr == "softmax")
-        partial = _allocate(x, 2 * cut.num_chunks, channels)
-        sums = _allocate(x, cut.num_chunks, num_sums * channels)
-        grid = cut.num_chunks, num_blocks
-        options = dict(
-            KIND=aggr,
-            FEATURES=_describe_features(attr, weight, table),
-            FIRST=int(table is not None),
+        partial = _allocate(x, 2 * num_chunks, channels)
+        sums = _allocate(x, num_chunks, num_sums * channels)
+        given = record(
+            gpu_backward.Backward,
+            **messages,
+            pairs=pairs,
+            grad=grad_x,
+            partial=partial,
+            grad_attr=attr_parts,
+            sums=sums,
+            num_edges=attr.size(0) if need_attr else 0,
+            NEED_ATTR=need_attr,
+            NEED_WEIGHT=need_weight,
         )
         launch(
             gpu_backward.backward,
-            grid,
-            pairs,
-            x,
-            rowptr,
-            cut.cuts,
-            cut.rows,
-            dst,
-            position,
-            attr,
-            weight,
-            bias,
-            table,
-            param,
-            grad_x,
-            attr_parts,
-            partial,
-            sums,
-            eps,
-            low,
-            high,
-            attr.size(0) if need_attr else 0,
-            NEED_ATTR=need_attr,
-            NEED_WEIGHT=need_weight,
-            WIDE=cut.wide,
-            **options,
-            **blocks,
+            (num_chunks, triton.cdiv(channels, block_d)),
+            cut,
+            given,
+            num_warps=num_warps,
         )
-        merge_sums(rowptr, cut, grad_x, partial, block_d)
+        merge_sums(cut, grad_x, partial, block_d)
         if need_table:
-            _differentiate_table(
-                grad_table,
-                pairs,
-                grad.size(0),
-                x,
-                rowptr,
-                dst,
-                position,
-                attr,
-                weight,
-                bias,
-                table,
-                param,
-                (eps, low, high),
-                options | blocks,
-            )
+            by_relation = gpu_relations.sort_by_relation(attr, rowptr, dst, position, table.size(0))
+            _differentiate_table(grad_table, by_relation, pairs, grad.size(0), messages)
         if attr_parts is not grad_attr:
             grad_attr.copy_(sum_rows(attr_parts.flatten(1)).view_as(grad_attr))
         total = sum_rows(sums).view(num_sums, channels)
         if need_weight:
             grad_weight.copy_(total[:edge_dim].t())
             grad_bias.copy_(total[edge_dim])
-        grad_param.copy_(_sum_of_param(aggr, total, power_sums))
+        if aggr == "softmax":
+            grad_param.copy_(total[-1].sum())
+        elif aggr == "power":
+            grad_param.copy_(sum_rows(power_sums).sum())
+        else:  # max and add have none
+            grad_param.zero_()
     return tuple(grads)
 
 
-def _differentiate_table(
-    grad_table,
-    pairs,
-    num_dst,
-    x,
-    rowptr,
-    dst,
-    position,
-    attr,
-    weight,
-    bias,
-    table,
-    param,
-    numbers,
-    options,
-) -> None:
-    """Compute the gradient of the table in a second walk over the edges, which it sorts by relation."""
-    src, dst, position, relptr = gpu_relations.sort_by_relation(
-        attr, rowptr, dst, position, table.size(0)
+def _differentiate_table(grad_table, by_relation, pairs, num_dst, messages) -> None:
+    """Compute the gradient of the table in a second walk, over the edges sorted by relation."""
+    src, dst, position, relptr = by_relation
+    block_e, num_warps = _choose_edges(messages, 256)
+    cut = plan(relptr, dst, num_dst, position, messages["attr"].size(0), block_e)
+    partial = _allocate(grad_table, 2 * cut.rows.size(1), grad_table.size(1))
+    given = record(
+        gpu_relations.Relations, **messages, pairs=pairs, grad=grad_table, partial=partial, src=src
     )
-    cut = plan(relptr, dst, num_dst, position, attr.size(0))
-    partial = _allocate(x, 2 * cut.num_chunks, x.size(1))
-    grid = cut.num_chunks, triton.cdiv(x.size(1), options["BLOCK_D"])
-    launch(
-        gpu_relations.backward,
-        grid,
-        pairs,
-        x,
-        relptr,
-        cut.cuts,
-        cut.rows,
-        src,
-        dst,
-        position,
-        attr,
-        weight,
-        bias,
-        table,
-        param,
-        grad_table,
-        partial,
-        *numbers,
-        WIDE=cut.wide,
-        **options,
-    )
-    merge_sums(relptr, cut, grad_table, partial, options["BLOCK_D"])
+    grid = cut.rows.size(1), triton.cdiv(grad_table.size(1), messages["BLOCK_D"])
+    launch(gpu_relations.backward, grid, cut, given, num_warps=num_warps)
+    merge_sums(cut, grad_table, partial, messages["BLOCK_D"])
 
 
-def merge_sums(
-    ptr: Tensor, cut: ChunkPlan, written: Tensor, partial: Tensor, block_d: int | None = None
-) -> None:
+def merge_sums(cut: Edges, written: Tensor, partial: Tensor, block_d: int | None = None) -> None:
     """Add up the sums [2 * num_chunks, channels] of rows that several chunks share.
 
     Args:
@@ -396,26 +324,11 @@ def merge_sums(
     block_d = block_d or max(16, min(128, triton.next_power_of_2(channels)))
     launch(
         gpu_backward.merge_backward,
-        (cut.num_chunks, triton.cdiv(channels, block_d)),
-        ptr,
-        cut.cuts,
-        cut.rows,
-        written,
-        partial,
-        cut.chunk_items,
-        WIDE=cut.wide,
-        D=channels,
-        BLOCK_C=8,
-        BLOCK_D=block_d,
+        (cut.rows.size(1), triton.cdiv(channels, block_d)),
+        cut,
+        record(gpu_backward.Sum, grad=written, partial=partial, D=channels, BLOCK_D=block_d),
         num_warps=1,
     )
-
-
-def _sum_of_param(aggr: str, total: Tensor, power_sums: Tensor | None) -> Tensor:
-    """Sum the gradient of t or p; max and add have none."""
-    if aggr == "softmax":
-        return total[-1].sum()
-    return sum_rows(power_sums).sum() if aggr == "power" else total.new_zeros(())
 
 
 def _allocate(x: Tensor, *shape: int) -> Tensor:

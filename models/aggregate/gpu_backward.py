@@ -10,41 +10,30 @@ import triton
 import triton.language as tl
 
 from parallel_epochs.models.aggregate.gpu_encode import (
+    MESSAGES,
     add_encoded,
     add_relations,
+    extend,
+    load_bias,
     load_encoder,
     load_features,
     select_channels,
 )
 from parallel_epochs.models.aggregate.gpu_kinds import differentiate, make_message, pack_pair
-from parallel_epochs.models.kernels.walk import Edges, merge, walk
+from parallel_epochs.models.kernels.walk import merge, walk
 
-# The functions of the passes read and write this; see the arguments of :func:`backward`.
-Sum = namedtuple("Sum", "channel in_d grad partial D BLOCK_D")
-Messages = namedtuple(
-    "Messages",
-    (
-        *Sum._fields,
-        "columns",
-        "bias",
-        "param",
-        "pairs",
-        "x",
-        "attr",
-        "table",
-        "eps",
-        "low",
-        "high",
-        "KIND",
-        "FEATURES",
-        "DOT",
-        "FIRST",
-        "K",
-        "BLOCK_K",
-    ),
-)
-Backward = namedtuple(
-    "Backward", (*Messages._fields, "grad_attr", "num_edges", "NEED_ATTR", "NEED_WEIGHT")
+# grad: sums of rows that lie in one chunk [num_rows, D]; written. partial: those of rows that several chunks share
+# [2 * num_chunks, D], float32; written.
+Sum = namedtuple("Sum", "grad partial D BLOCK_D")
+SumProgram = namedtuple("SumProgram", (*Sum._fields, "channel", "in_d"))
+# pairs: what :func:`pack` wrote [num_dst, 2, D], float32; of "add" the gradient of the result [num_dst, D].
+GRADIENTS = (*MESSAGES, "pairs", "grad", "partial")
+# grad_attr: gradient for `attr`, its dtype; written if NEED_ATTR. Encoded: [num_positions, D]. Raw: the part of each
+# block of channels [blocks of channels, num_positions, FIRST + K], float32 if there are several.
+# sums: sums over each chunk [num_chunks, num_sums, D], float32; written: if NEED_WEIGHT the K columns of the weight's
+# gradient and the bias's gradient, then t's if KIND is "softmax". num_edges: num_positions, or 0 unless NEED_ATTR.
+Backward, BackwardProgram = extend(
+    "Backward", (*GRADIENTS, "grad_attr", "sums", "num_edges", "NEED_ATTR", "NEED_WEIGHT")
 )
 
 
@@ -105,110 +94,38 @@ def pack(
         )
 
 
-@triton.jit(do_not_specialize=["num_edges"])
-def backward(
-    pairs,
-    x,
-    ptr,
-    cuts,
-    rows,
-    dst,
-    position,
-    attr,
-    weight,
-    bias,
-    table,
-    param,
-    grad_x,
-    grad_attr,
-    partial,
-    sums,
-    eps,
-    low,
-    high,
-    num_edges,
-    KIND: tl.constexpr,
-    FEATURES: tl.constexpr,
-    DOT: tl.constexpr,
-    NEED_ATTR: tl.constexpr,
-    NEED_WEIGHT: tl.constexpr,
-    WIDE: tl.constexpr,
-    FIRST: tl.constexpr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+@triton.jit
+def backward(edges, p):
     """Compute the gradients of one chunk's messages: summed by row for x, by chunk for weight, bias and t.
 
-    The grid is [num_chunks, number of blocks of channels]; a row is a source. The arguments are those of
-    :func:`gpu_forward.forward`, but for these.
-
-    Args:
-        pairs: what :func:`pack` wrote [num_dst, 2, D], float32; of "add" the gradient of the result [num_dst, D].
-        dst: destination of each edge, edges sorted by source [num_edges], int32 or int64.
-        grad_x: gradient for `x` [num_src, D], its dtype; written for rows that lie in one chunk.
-        grad_attr: gradient for `attr`, its dtype; written if NEED_ATTR. Encoded: [num_positions, D]. Raw: the part of
-            each block of channels [blocks of channels, num_positions, FIRST + K], float32 if there are several.
-        partial: sums of the rows that several chunks share [2 * num_chunks, D], float32; written.
-        sums: sums over each chunk [num_chunks, num_sums, D], float32; written: if NEED_WEIGHT the K columns of the
-            weight's gradient and the bias's gradient, then t's if KIND is "softmax".
-        num_edges: num_positions, the number of rows of `attr`; 0 unless NEED_ATTR.
-        NEED_ATTR: whether `attr` has a gradient.
-        NEED_WEIGHT: whether `weight` or `bias` has a gradient.
+    The grid is [num_chunks, number of blocks of channels]; a row is a source.
     """
-    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
-    columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
+    channel, in_d = select_channels(tl.program_id(1), p.D, p.BLOCK_D)
+    zero = tl.zeros((p.BLOCK_D,), tl.float32)
     param_sum, bias_sum, weight_sums = walk(
-        Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
-        Backward(
+        edges,
+        BackwardProgram(
+            *p,
             channel,
             in_d,
-            grad_x,
-            partial,
-            D,
-            BLOCK_D,
-            columns,
-            b,
-            tl.load(param).to(tl.float32),
-            pairs,
-            x,
-            attr,
-            table,
-            eps,
-            low,
-            high,
-            KIND,
-            FEATURES,
-            DOT,
-            FIRST,
-            K,
-            BLOCK_K,
-            grad_attr,
-            num_edges,
-            NEED_ATTR,
-            NEED_WEIGHT,
+            load_encoder(p, channel, in_d),
+            load_bias(p, channel, in_d),
+            tl.load(p.parameter).to(tl.float32),
         ),
-        (
-            tl.zeros((BLOCK_D,), tl.float32),
-            tl.zeros((BLOCK_D,), tl.float32),
-            start_products(NEED_WEIGHT, DOT, K, BLOCK_K, BLOCK_D),
-        ),
+        (zero, zero, start_products(p, p.NEED_WEIGHT, p.BLOCK_D)),
         start_row,
         add_edges,
         store_sum,
         close_row,
     )
-
     # Rows of the sums: the weight's columns and the bias if needed, then t's.
-    num_sums: tl.constexpr = (K + 1 if NEED_WEIGHT else 0) + (1 if KIND == "softmax" else 0)
-    to = sums + tl.program_id(0).to(tl.int64) * num_sums * D + channel
-    if NEED_WEIGHT:
-        store_products(to, weight_sums, in_d, D, DOT, K, BLOCK_K)
-        tl.store(to + K * D, bias_sum, mask=in_d)
-        to += (K + 1) * D
-    if KIND == "softmax":
+    num_sums: tl.constexpr = (p.K + 1 if p.NEED_WEIGHT else 0) + (1 if p.KIND == "softmax" else 0)
+    to = p.sums + tl.program_id(0).to(tl.int64) * num_sums * p.D + channel
+    if p.NEED_WEIGHT:
+        store_products(p, to, weight_sums, in_d, p.D)
+        tl.store(to + p.K * p.D, bias_sum, mask=in_d)
+        to += (p.K + 1) * p.D
+    if p.KIND == "softmax":
         tl.store(to, param_sum, mask=in_d)
 
 
@@ -216,7 +133,7 @@ def backward(
 def start_row(p, row):
     """Return the node of a row with its bias, and an empty sum."""
     offset = tl.cast(row, tl.int64) * p.D + p.channel
-    node = tl.load(p.x + offset, mask=p.in_d, other=0.0).to(tl.float32) + p.bias
+    node = tl.load(p.x + offset, mask=p.in_d, other=0.0).to(tl.float32) + p.shift
     return (node,), (tl.zeros((p.BLOCK_D,), tl.float32),)
 
 
@@ -267,21 +184,15 @@ def store_sum(p, at, state, degree, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def start_products(
-    NEEDED: tl.constexpr,
-    DOT: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def start_products(p, NEEDED: tl.constexpr, WIDTH: tl.constexpr):
     """Return empty sums for the gradient of an encoder's weight, in the form of its columns."""
     sums = ()
     if NEEDED:
-        if DOT:
-            sums = (tl.zeros((BLOCK_K, BLOCK_D), tl.float32),)
+        if p.DOT:
+            sums = (tl.zeros((p.BLOCK_K, WIDTH), tl.float32),)
         else:
-            for _ in tl.static_range(K):
-                sums = sums + (tl.zeros((BLOCK_D,), tl.float32),)
+            for _ in tl.static_range(p.K):
+                sums = sums + (tl.zeros((WIDTH,), tl.float32),)
     return sums
 
 
@@ -298,16 +209,15 @@ def add_products(p, weight_sums, features, q):
 
 
 @triton.jit
-def store_products(
-    to, sums, in_d, stride, DOT: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr
-):
+def store_products(p, to, sums, exists, stride):
     """Write what :func:`add_products` returns: K rows of channels, `stride` numbers apart."""
-    if DOT:
-        k = tl.arange(0, BLOCK_K)
-        tl.store(to[None, :] + k[:, None] * stride, sums[0], mask=(k < K)[:, None] & in_d[None, :])
+    if p.DOT:
+        k = tl.arange(0, p.BLOCK_K)
+        there = (k < p.K)[:, None] & exists[None, :]
+        tl.store(to[None, :] + k[:, None] * stride, sums[0], mask=there)
     else:
-        for k in tl.static_range(K):
-            tl.store(to + k * stride, sums[k], mask=in_d)
+        for k in tl.static_range(p.K):
+            tl.store(to + k * stride, sums[k], mask=exists)
 
 
 @triton.jit
@@ -337,33 +247,11 @@ def store_features(p, attr_row, valid, q):
                 tl.store(to + k, tl.sum(q * p.columns[k][None, :], 1), mask=valid)
 
 
-@triton.jit(do_not_specialize=["chunk_items"])
-def merge_backward(
-    ptr,
-    cuts,
-    rows,
-    grad,
-    partial,
-    chunk_items,
-    WIDE: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+@triton.jit
+def merge_backward(edges, p):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
-    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
-    merge(
-        ptr,
-        cuts,
-        rows,
-        chunk_items,
-        Sum(channel, in_d, grad, partial, D, BLOCK_D),
-        start_sum,
-        add_sums,
-        store_sum,
-        WIDE,
-        BLOCK_C,
-    )
+    channel, in_d = select_channels(tl.program_id(1), p.D, p.BLOCK_D)
+    merge(edges, SumProgram(*p, channel, in_d), start_sum, add_sums, store_sum)
 
 
 @triton.jit

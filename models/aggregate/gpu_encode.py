@@ -2,11 +2,35 @@
 
 This is the counterpart of encode.h. Edge features are read as a tuple of columns, as one tile for tl.dot if
 there are many (`DOT`), or already encoded. With a table, FIRST is 1: column 0 is the relation, whose row is added.
-The `p` of a pass has fields of the names used here.
 """
+
+from collections import namedtuple
 
 import triton
 import triton.language as tl
+
+# What computes the messages of edges again:
+# x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
+# attr: edge features [num_positions, FIRST + K], encoded ones [num_positions, D]; or none.
+# weight, bias: the edge encoder of raw features [D, K] and [D], float32; or none.
+# table: a row for each relation [num_relations, D], float32; or none.
+# parameter: t or p, one element, any floating point.
+# eps: added to every message. low, high: power clamps messages to these, and the mean of their powers to theirs.
+# KIND: the aggregation, one of `ops.KINDS`; of powermean it is "power".
+# FEATURES: "none", "raw" (multiplied with `weight`) or "encoded" (added as they are). DOT: whether by tl.dot.
+# FIRST: 1 with a table, where column 0 of `attr` is the relation, else 0.
+# D, K: numbers of channels and of raw features. BLOCK_D: channels of a program. BLOCK_K: K up to a power of two.
+MESSAGES = (
+    *("x", "attr", "weight", "bias", "table", "parameter", "eps", "low", "high"),
+    *("KIND", "FEATURES", "DOT", "FIRST", "D", "K", "BLOCK_K", "BLOCK_D"),
+)
+# What a program has of its channels: their numbers, which exist, columns of the weight, the bias, and t or p.
+LOADED = ("channel", "in_d", "columns", "shift", "param")
+
+
+def extend(name, fields):
+    """Make the type of a kernel's record with these fields, and that of the same with what a program has loaded."""
+    return namedtuple(name, fields), namedtuple(name + "Program", (*fields, *LOADED))
 
 
 @triton.jit
@@ -17,38 +41,34 @@ def select_channels(block, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def load_encoder(
-    weight,
-    bias,
-    channel,
-    in_d,
-    FEATURES: tl.constexpr,
-    DOT: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Read a block of channels of the edge encoder: the weight's columns as a tuple, or as one tile [BLOCK_K, BLOCK_D]
-    for tl.dot; and the bias.
+def load_encoder(p, channel, in_d):
+    """Read a block of channels of the edge encoder's weight: its columns as a tuple, or as one tile [BLOCK_K, channels]
+    for tl.dot.
     """
-    b = tl.zeros((BLOCK_D,), tl.float32)
     columns = ()
-    if FEATURES == "raw":
-        if bias is not None:
-            b = tl.load(bias + channel, mask=in_d, other=0.0)
-        if DOT:
-            k = tl.arange(0, BLOCK_K)
+    if p.weight is not None:
+        if p.DOT:
+            k = tl.arange(0, p.BLOCK_K)
             columns = (
                 tl.load(
-                    weight + channel[None, :] * K + k[:, None],
-                    mask=in_d[None, :] & (k < K)[:, None],
+                    p.weight + channel[None, :] * p.K + k[:, None],
+                    mask=in_d[None, :] & (k < p.K)[:, None],
                     other=0.0,
                 ),
             )
         else:
-            for k in tl.static_range(K):
-                columns = columns + (tl.load(weight + channel * K + k, mask=in_d, other=0.0),)
-    return columns, b
+            for k in tl.static_range(p.K):
+                columns = columns + (tl.load(p.weight + channel * p.K + k, mask=in_d, other=0.0),)
+    return columns
+
+
+@triton.jit
+def load_bias(p, channel, in_d):
+    """Read a block of channels of the edge encoder's bias, which is 0 without one."""
+    bias = tl.zeros((p.BLOCK_D,), tl.float32)
+    if p.bias is not None:
+        bias = tl.load(p.bias + channel, mask=in_d, other=0.0)
+    return bias
 
 
 @triton.jit

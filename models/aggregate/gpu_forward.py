@@ -3,14 +3,15 @@
 A program takes one chunk and BLOCK_D channels.
 """
 
-from collections import namedtuple
-
 import triton
 import triton.language as tl
 
 from parallel_epochs.models.aggregate.gpu_encode import (
+    MESSAGES,
     add_encoded,
     add_relations,
+    extend,
+    load_bias,
     load_encoder,
     load_features,
     select_channels,
@@ -22,132 +23,34 @@ from parallel_epochs.models.aggregate.gpu_kinds import (
     merge_states,
     start_state,
 )
-from parallel_epochs.models.kernels.walk import Edges, merge, walk
+from parallel_epochs.models.kernels.walk import merge, walk
 
-# The functions of both passes read and write this; see the arguments of :func:`forward`.
-Result = namedtuple(
-    "Result", "channel in_d param low high out stat stat2 partial KIND FILLS SAVE D BLOCK_D"
-)
-Forward = namedtuple(
-    "Forward",
-    (
-        *Result._fields,
-        "columns",
-        "bias",
-        "x",
-        "attr",
-        "table",
-        "eps",
-        "FEATURES",
-        "DOT",
-        "FIRST",
-        "K",
-        "BLOCK_K",
-    ),
+# out: the result [num_dst, D], float32; written.
+# stat, stat2: further results of :func:`ops.forward` [num_dst, D], float32; written if SAVE and KIND has them.
+# partial: states of the rows that several chunks share [2 * num_chunks, 3, D], float32; written: the state of the row
+# that a chunk begins inside of at 2 * chunk, that of the row it ends inside of at 2 * chunk + 1.
+# FILLS: whether a row without edges gets the lower bound of the mean, and not 0. SAVE: whether backward will follow.
+Forward, ForwardProgram = extend(
+    "Forward", (*MESSAGES, "out", "stat", "stat2", "partial", "FILLS", "SAVE")
 )
 
 
 @triton.jit
-def forward(
-    x,
-    ptr,
-    cuts,
-    rows,
-    src,
-    position,
-    attr,
-    weight,
-    bias,
-    table,
-    param,
-    out,
-    stat,
-    stat2,
-    partial,
-    eps,
-    low,
-    high,
-    KIND: tl.constexpr,
-    FILLS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    DOT: tl.constexpr,
-    SAVE: tl.constexpr,
-    WIDE: tl.constexpr,
-    FIRST: tl.constexpr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def forward(edges, p):
     """Aggregate the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
     The grid is [num_chunks, number of blocks of channels]. All tensors are contiguous; a row is a destination.
-
-    Args:
-        x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
-        ptr: where each row's edges begin [num_dst + 1], int32 or int64.
-        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.ChunkPlan`.
-        rows: first and last row of each chunk [2, num_chunks], int32.
-        src: source of each edge, edges sorted by destination [num_edges], int32 or int64.
-        position: row in `attr` of each edge [num_edges], int32 or int64; none: in order.
-        attr: edge features [num_positions, FIRST + K], encoded ones [num_positions, D]; float32, bfloat16 or float16;
-            or none.
-        weight: the edge encoder's weight [D, K], float32; or none.
-        bias: the edge encoder's bias [D], float32; or none.
-        table: a row for each relation [num_relations, D], float32; or none.
-        param: t or p, one element, any floating point.
-        out: the result [num_dst, D], float32; written.
-        stat: the second result of :func:`ops.forward` [num_dst, D], float32; written if SAVE and KIND has it.
-        stat2: the third result of :func:`ops.forward` [num_dst, D], float32; written if SAVE and KIND has it.
-        partial: states of the rows that several chunks share [2 * num_chunks, 3, D], float32; written: the state of the
-            row that a chunk begins inside of at 2 * chunk, that of the row it ends inside of at 2 * chunk + 1.
-        eps: added to every message.
-        low: power clamps messages, and the mean of their powers, from below to this.
-        high: power clamps these from above to this.
-        KIND: the aggregation, one of `ops.KINDS`; of powermean it is "power" with FILLS.
-        FILLS: whether a row without edges gets the lower bound of the mean, and not 0.
-        FEATURES: "none", "raw" (multiplied with `weight`) or "encoded" (added as they are).
-        DOT: whether raw features are multiplied by tl.dot, not one by one.
-        SAVE: whether backward will follow.
-        WIDE: tl.int32 or tl.int64, what holds numbers of items.
-        FIRST: 1 with a table, where column 0 of `attr` is the relation, else 0.
-        D: number of channels.
-        K: number of raw edge features.
-        BLOCK_K: K rounded up to a power of two.
-        BLOCK_E: edges of a row that are read at a time.
-        BLOCK_D: channels of a program.
     """
-    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
-    columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
+    channel, in_d = select_channels(tl.program_id(1), p.D, p.BLOCK_D)
     walk(
-        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-        Forward(
+        edges,
+        ForwardProgram(
+            *p,
             channel,
             in_d,
-            tl.load(param).to(tl.float32),
-            low,
-            high,
-            out,
-            stat,
-            stat2,
-            partial,
-            KIND,
-            FILLS,
-            SAVE,
-            D,
-            BLOCK_D,
-            columns,
-            b,
-            x,
-            attr,
-            table,
-            eps,
-            FEATURES,
-            DOT,
-            FIRST,
-            K,
-            BLOCK_K,
+            load_encoder(p, channel, in_d),
+            load_bias(p, channel, in_d),
+            tl.load(p.parameter).to(tl.float32),
         ),
         (),
         start_row,
@@ -171,7 +74,7 @@ def add_edges(p, own, state, sums, edge, node, attr_row, valid):
         mask=valid[:, None] & p.in_d[None, :],
         other=0.0,
     )
-    z = add_relations(p, z.to(tl.float32) + p.bias[None, :], attr_row, valid)
+    z = add_relations(p, z.to(tl.float32) + p.shift[None, :], attr_row, valid)
     z = add_encoded(p, z, features, p.columns)
     states = make_states(make_message(z, p.eps), valid[:, None], p.param, p.low, p.high, p.KIND)
     return merge_states(state, states, p.param, p.KIND), sums
@@ -198,55 +101,16 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
             tl.store(to + 2 * p.D, weighted, mask=p.in_d)
 
 
-@triton.jit(do_not_specialize=["chunk_items"])
-def merge_forward(
-    ptr,
-    cuts,
-    rows,
-    param,
-    low,
-    high,
-    out,
-    stat,
-    stat2,
-    partial,
-    chunk_items,
-    KIND: tl.constexpr,
-    FILLS: tl.constexpr,
-    SAVE: tl.constexpr,
-    WIDE: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+@triton.jit
+def merge_forward(edges, p):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
-    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
+    channel, in_d = select_channels(tl.program_id(1), p.D, p.BLOCK_D)
     merge(
-        ptr,
-        cuts,
-        rows,
-        chunk_items,
-        Result(
-            channel,
-            in_d,
-            tl.load(param).to(tl.float32),
-            low,
-            high,
-            out,
-            stat,
-            stat2,
-            partial,
-            KIND,
-            FILLS,
-            SAVE,
-            D,
-            BLOCK_D,
-        ),
+        edges,
+        ForwardProgram(*p, channel, in_d, (), None, tl.load(p.parameter).to(tl.float32)),
         start_row,
         add_states,
         store_row,
-        WIDE,
-        BLOCK_C,
     )
 
 

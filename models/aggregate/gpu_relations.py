@@ -4,24 +4,25 @@ A relation may have any number of edges, and a table any number of rows. Sums ov
 atomics nor one table for each chunk, and have the same bits in every run.
 """
 
-from collections import namedtuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from parallel_epochs.models.aggregate.gpu_backward import Messages, load_pairs, store_sum
+from parallel_epochs.models.aggregate.gpu_backward import GRADIENTS, load_pairs, store_sum
 from parallel_epochs.models.aggregate.gpu_encode import (
     add_encoded,
+    extend,
+    load_bias,
     load_encoder,
     load_features,
     select_channels,
 )
 from parallel_epochs.models.aggregate.gpu_kinds import differentiate, make_message
-from parallel_epochs.models.kernels.walk import Edges, walk
+from parallel_epochs.models.kernels.walk import walk
 
-Relations = namedtuple("Relations", (*Messages._fields, "src"))
+# src: source of each edge, edges sorted by relation [num_edges].
+Relations, RelationsProgram = extend("Relations", (*GRADIENTS, "src"))
 
 
 def sort_by_relation(
@@ -58,77 +59,21 @@ def sort_by_relation(
 
 
 @triton.jit
-def backward(
-    pairs,
-    x,
-    ptr,
-    cuts,
-    rows,
-    src,
-    dst,
-    position,
-    attr,
-    weight,
-    bias,
-    table,
-    param,
-    grad_table,
-    partial,
-    eps,
-    low,
-    high,
-    KIND: tl.constexpr,
-    FEATURES: tl.constexpr,
-    DOT: tl.constexpr,
-    WIDE: tl.constexpr,
-    FIRST: tl.constexpr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def backward(edges, p):
     """Sum up the gradients of one chunk's messages by relation.
 
-    The grid is [num_chunks, number of blocks of channels]; a row is a relation. Arguments that are not listed are those
-    of :func:`gpu_backward.backward`.
-
-    Args:
-        ptr: where each relation's edges begin [num_relations + 1], int32 or int64.
-        src: source of each edge, edges sorted by relation [num_edges], int32 or int64.
-        dst: destination of each edge in this order [num_edges], int32 or int64.
-        position: row in `attr` of each edge in this order [num_edges], int32 or int64.
-        grad_table: gradient for `table` [num_relations, D], float32; written for relations that lie in one chunk.
-        partial: sums of the relations that several chunks share [2 * num_chunks, D], float32; written.
+    The grid is [num_chunks, number of blocks of channels]; a row is a relation.
     """
-    channel, in_d = select_channels(tl.program_id(1), D, BLOCK_D)
-    columns, b = load_encoder(weight, bias, channel, in_d, FEATURES, DOT, K, BLOCK_K, BLOCK_D)
+    channel, in_d = select_channels(tl.program_id(1), p.D, p.BLOCK_D)
     walk(
-        Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
-        Relations(
+        edges,
+        RelationsProgram(
+            *p,
             channel,
             in_d,
-            grad_table,
-            partial,
-            D,
-            BLOCK_D,
-            columns,
-            b,
-            tl.load(param).to(tl.float32),
-            pairs,
-            x,
-            attr,
-            table,
-            eps,
-            low,
-            high,
-            KIND,
-            FEATURES,
-            DOT,
-            FIRST,
-            K,
-            BLOCK_K,
-            src,
+            load_encoder(p, channel, in_d),
+            load_bias(p, channel, in_d),
+            tl.load(p.parameter).to(tl.float32),
         ),
         (),
         start_row,
@@ -156,7 +101,7 @@ def add_edges(p, own, state, sums, edge, other, attr_row, valid):
         tl.load(p.x + node[:, None] * p.D + p.channel[None, :], mask=there, other=0.0).to(
             tl.float32
         )
-        + p.bias[None, :]
+        + p.shift[None, :]
     )
     z = add_encoded(p, z + own[0][None, :], features, p.columns)
     q, _ = differentiate(make_message(z, p.eps), first, second, p.param, p.low, p.high, p.KIND)

@@ -1,11 +1,11 @@
 """The reference aggregation in plain torch, for any device. It builds tensors of edges x channels."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
-from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
-from parallel_epochs.models.edge_index import plain_edges
+from parallel_epochs.models.edge_index import cut_into_blocks, plain_edges
 from parallel_epochs.models.kernels.operator import is_transformed
 
 AGGREGATIONS = (
@@ -19,6 +19,9 @@ AGGREGATIONS = (
     "max",
     "add",
 )
+
+
+# With more edges, and without gradients, destinations are aggregated block by block.
 MAX_BLOCK_EDGES = 1 << 18
 
 
@@ -36,7 +39,6 @@ def aggregate(
     eps: float = 1e-7,
     num_dst: int | None = None,
     table: Float[Tensor, "num_relations channels"] | None = None,
-    max_block_edges: int | None = None,
 ) -> Float[Tensor, "num_dst channels"]:
     """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
 
@@ -49,9 +51,6 @@ def aggregate(
 
     With a `table`, column 0 of `edge_attr` is the number of the edge's relation, and ``e_ij`` is the encoding of the
     other columns plus the relation's row of the table. The number has no gradient.
-
-    More than `max_block_edges` edges are aggregated in blocks of destinations, forward and backward, so that tensors of
-    edges x channels hold only one block: see :func:`models.aggregate.reference_in_blocks.compute_in_blocks`.
 
     Args:
         x: features of the source nodes, [num_src, channels], floating point.
@@ -67,8 +66,6 @@ def aggregate(
         eps: added to every message.
         num_dst: number of destination nodes. None: as many as source nodes.
         table: a row for each relation, [num_relations, channels].
-        max_block_edges: largest number of edges in a block. A node with more edges is a block of its own. None:
-            `MAX_BLOCK_EDGES`.
 
     Returns:
         [num_dst, channels], zero for a destination without edges (``powermean``: 1e-4^(1/p)).
@@ -80,51 +77,27 @@ def aggregate(
     check_aggr(aggr)
     num_dst = x.size(0) if num_dst is None else num_dst
     aggr = replace_power_of_one(aggr, p)
-    max_block_edges = MAX_BLOCK_EDGES if max_block_edges is None else max_block_edges
-    if not is_transformed() and edge_index.size(1) > max_block_edges:
-        return _aggregate_in_blocks(
-            x,
-            edge_index,
-            edge_attr,
-            (weight, bias, table, t, p, y),
-            aggr=aggr,
-            eps=eps,
-            num_dst=num_dst,
-            max_block_edges=max_block_edges,
-        )
     src, dst = plain_edges(edge_index)
+    shared, options = (weight, bias, table, t, p, y), dict(aggr=aggr, eps=eps)
+    if not torch.is_grad_enabled() and dst.numel() > MAX_BLOCK_EDGES and not is_transformed():
+        return _aggregate_in_blocks(x, src, dst, edge_attr, shared, num_dst, options)
     return aggregate_edges(
-        x.index_select(0, src),
-        dst,
-        edge_attr,
-        weight,
-        bias,
-        table,
-        t,
-        p,
-        y,
-        aggr=aggr,
-        eps=eps,
-        num_dst=num_dst,
+        x.index_select(0, src), dst, edge_attr, *shared, num_dst=num_dst, **options
     )
 
 
-def _aggregate_in_blocks(
-    x, edge_index, edge_attr, shared, *, num_dst, max_block_edges, **options
-) -> Tensor:
-    def formula(rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
-        (x_j,), _, attr, tensors = rows
-        found = iter(tensors)
-        given = [next(found) if isinstance(value, Tensor) else value for value in shared]
-        return aggregate_edges(
-            x_j, dst, attr[0] if attr else None, *given, num_dst=num_dst, **options
-        )
-
-    tensors = [value for value in shared if isinstance(value, Tensor)]
-    rows = Rows([x], [], [] if edge_attr is None else [edge_attr], tensors)
-    return compute_in_blocks(
-        formula, edge_index, rows, num_dst=num_dst, max_block_edges=max_block_edges
-    )
+def _aggregate_in_blocks(x, src, dst, edge_attr, shared, num_dst, options) -> Tensor:
+    """Aggregate the edges of some destinations at a time, so that less memory is needed."""
+    dst, order = dst.sort(stable=True)
+    indptr = torch.searchsorted(dst, torch.arange(num_dst + 1, dtype=dst.dtype, device=dst.device))
+    out = []
+    for first, last in cut_into_blocks(indptr, MAX_BLOCK_EDGES):
+        edges = slice(int(indptr[first]), int(indptr[last]))
+        chosen = order[edges]
+        attr = None if edge_attr is None else edge_attr[chosen]
+        x_j, own = x.index_select(0, src[chosen]), dst[edges] - first
+        out.append(aggregate_edges(x_j, own, attr, *shared, num_dst=last - first, **options))
+    return torch.cat(out)
 
 
 def check_aggr(aggr: str) -> None:

@@ -1,8 +1,5 @@
 """LayerNorm, ReLU and dropout between two layers. Where the compiled kernel can run, it does all three in one pass."""
 
-import functools
-import importlib.util
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,9 +8,6 @@ from torch.nn import functional as F
 from parallel_epochs.models.kernels import norm as fused
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.plain import is_plain
-
-# A row of the GPU kernel lies in registers.
-MAX_GPU_CHANNELS = 4096
 
 
 def norm_relu_dropout(
@@ -36,7 +30,7 @@ def norm_relu_dropout(
         dropout: probability in [0, 1).
         training: whether elements are dropped.
         kernel: "reference" for torch's own operators, "auto" or "fused" for the fused kernel where it can run: a
-            LayerNorm in float32, on the CPU or on a GPU with Triton.
+            LayerNorm in float32 on the CPU.
         mask: what :func:`draw_mask` returned for the same arguments. It decides which elements are dropped, in place of
             a new draw.
 
@@ -87,34 +81,20 @@ def runs_fused(x: Tensor, norm: torch.nn.Module, kernel: str) -> bool:
 
 
 def _can_fuse(x: Tensor, norm: torch.nn.Module) -> bool:
-    device = x.device.type
-    halves = {"cpu": (torch.bfloat16,), "cuda": (torch.bfloat16, torch.float16)}.get(device, ())
-    dtypes = (torch.float32, *(halves if halves and torch.is_autocast_enabled(device) else ()))
+    dtypes = (torch.float32, *((torch.bfloat16,) if torch.is_autocast_enabled("cpu") else ()))
     return (
         is_plain(norm, torch.nn.LayerNorm)
         and norm.weight is not None
+        and x.device.type == norm.weight.device.type == "cpu"
         and norm.bias is not None
         and norm.weight.dtype == torch.float32
-        and x.device == norm.weight.device
         and x.dtype in dtypes
         and x.dim() == 2
         and norm.normalized_shape == (x.size(1),)
-        and _is_compiled(device, x.size(1))
+        and _is_compiled()
     )
 
 
 @torch.compiler.assume_constant_result
-def _is_compiled(device: str, channels: int) -> bool:
-    if device == "cuda":
-        return channels <= MAX_GPU_CHANNELS and _register_gpu()
-    return device == "cpu" and not fused.LIBRARY.missing()
-
-
-@functools.cache
-def _register_gpu() -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    importlib.import_module(
-        "parallel_epochs.models.kernels.gpu_norm"
-    ).register()  # Triton takes a second to import
-    return True
+def _is_compiled() -> bool:
+    return not fused.LIBRARY.missing()

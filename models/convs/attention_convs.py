@@ -18,7 +18,7 @@ from parallel_epochs.models.convs.fused_conv import (
     read_nodes,
 )
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS
-from parallel_epochs.models.edge_index import for_pyg, plain_edges, refuse_held
+from parallel_epochs.models.edge_index import for_pyg, plain_edges
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.messages.attention import attention
 from parallel_epochs.models.plain import is_plain
@@ -311,9 +311,6 @@ def fill_loops(
         fill_value: a number, the features of all or of each [num_loops, edge_dim], or how the features of a node's
             incoming edges are reduced: add, sum, mean, min, max or mul.
     """
-    refuse_held(
-        edge_index, "the features of new self-loops"
-    )  # their numbers follow those of all edges
     shape = num_loops, edge_attr.size(1)
     if isinstance(fill_value, Tensor):
         return fill_value.to(edge_attr).expand(shape)

@@ -10,7 +10,6 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 )
 
 from parallel_epochs.models.aggregate import check_rows
-from parallel_epochs.models.aggregate.reference_in_blocks import Rows, compute_in_blocks
 from parallel_epochs.models.convs.fused_conv import (
     FusedConv,
     choose_features,
@@ -18,7 +17,7 @@ from parallel_epochs.models.convs.fused_conv import (
     read_nodes,
 )
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
-from parallel_epochs.models.edge_index import for_pyg
+from parallel_epochs.models.edge_index import for_pyg, plain_edges
 from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages import gated
@@ -29,15 +28,15 @@ from parallel_epochs.models.structure import find_structure
 # Gates that draw no random numbers and have no parameters.
 _GATES = (torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU, torch.nn.Identity)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_KERNEL = Fused("gated sums", gated, "gpu_gated")
+_KERNEL = Fused("gated sums", gated)
 
 
 class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
     """Gated graph convolution, ``W1 x_i + sum_j act(W3 [x_i, e_ij] + W4 [x_j, e_ij]) * W2 [x_j, e_ij]``.
 
     Its arguments are those of :class:`torch_geometric.nn.ResGatedGraphConv`. The products with `x` are made for the
-    nodes. The kernel makes gates and messages, and again in backward; where it cannot run, plain torch makes them in
-    blocks of destinations.
+    nodes. The kernel makes gates and messages, and again in backward; where it cannot run, plain torch makes them for all
+    edges.
     """
 
     def forward(
@@ -90,18 +89,21 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         num_dst: int,
     ) -> Tensor:
         if not _KERNEL.why_reference(
-            self.kernel, query.device.type, lambda: self._why_blocks(query, attr)
+            self.kernel, query.device.type, lambda: self._why_reference(query, attr)
         ):
             structure = find_structure(
                 edges, query.size(0), num_dst, by_source=torch.is_grad_enabled()
             )
             return gated.sum_gated(key, query, value, attr, of_gate, of_value, structure)
-        rows = Rows([query, value], [key], [], [])
+        src, dst = plain_edges(edges)
+        gate = key.index_select(0, dst) + query.index_select(0, src)
+        message = value.index_select(0, src)
         if attr is not None:
-            rows = rows._replace(edges=[attr], shared=[of_gate, of_value])
-        return compute_in_blocks(self._sum_gated, edges, rows, num_dst=num_dst)
+            gate = gate + torch.nn.functional.linear(attr, of_gate)
+            message = message + torch.nn.functional.linear(attr, of_value)
+        return reduce_messages(self.act(gate) * message, dst, num_dst, REDUCTIONS[self.aggr])
 
-    def _why_blocks(self, x: Tensor, attr: OptTensor) -> str:
+    def _why_reference(self, x: Tensor, attr: OptTensor) -> str:
         """Return the reason why the kernel cannot compute this, or an empty text."""
         is_sigmoid = is_plain(self.act, torch.nn.Sigmoid) or self.act is torch.sigmoid
         if not is_sigmoid or self.aggr not in ("add", "sum"):
@@ -115,15 +117,6 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
                 f"there are {attr.size(1)} edge features, and the kernel takes {gated.MAX_EDGE_DIM}"
             )
         return ""
-
-    def _sum_gated(self, rows: Rows, dst: Tensor, num_dst: int) -> Tensor:
-        query, message = rows.sources
-        gate = rows.destinations[0].index_select(0, dst) + query
-        if rows.edges:
-            (attr,), (of_gate, of_message) = rows.edges, rows.shared
-            gate = gate + torch.nn.functional.linear(attr, of_gate)
-            message = message + torch.nn.functional.linear(attr, of_message)
-        return reduce_messages(self.act(gate) * message, dst, num_dst, REDUCTIONS[self.aggr])
 
     def _why_special(self, edge_attr: OptTensor) -> str:
         if (edge_attr is None) != (self.edge_dim is None):

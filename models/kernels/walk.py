@@ -5,8 +5,9 @@ one closing item, so that the work of a chunk is bounded whatever the degrees ar
 finishes the rows that lie in its chunk. For a row that begins before or ends after the chunk, it leaves a partial
 state, and a second kernel merges these states in their order.
 
-A pass is its functions, and a named tuple `p` of what these read. Triton makes numbers of the constants in a tuple that
-has a name of its own, so the tuple is made where it is passed.
+A pass is its functions, and a named tuple `p` of what these read. A kernel gets an :class:`Edges` and such a tuple, made
+by :func:`record`, and adds what its program computes first. Triton makes numbers of the constants in a tuple that has a
+name of its own, so the longer tuple is made where it is passed.
 """
 
 from collections import namedtuple
@@ -14,18 +15,32 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-# The sorted edges of a graph, cut into chunks. `ptr` has the first edge of each row, `other` the node at the other end
-# of each edge, `position` its number in the caller's order (none: in order); `cuts` and `rows` are those of a
-# :class:`gpu.ChunkPlan`. WIDE is tl.int32 or tl.int64, what holds numbers of items. BLOCK_E edges are read at a time.
-Edges = namedtuple("Edges", "ptr cuts rows other position WIDE BLOCK_E")
+# The sorted edges of a graph, cut into chunks. `ptr` has the first edge of each row [num_rows + 1], `other` the node at
+# the other end of each edge, `position` its number in the caller's order (none: in order). Row r has the items
+# ptr[r] + r to ptr[r + 1] + r: its edges and a closing item. `cuts` has the first item of each chunk, and the number of
+# items; `rows` the first and last row of each chunk [2, num_chunks]; inside of a long row, a cut is at each multiple of
+# `chunk_items`. WIDE is tl.int32 or tl.int64, what holds numbers of items. BLOCK_E edges are read at a time.
+Edges = namedtuple("Edges", "ptr cuts rows other position chunk_items WIDE BLOCK_E")
+# Chunks whose states are merged at a time.
+MERGED = tl.constexpr(8)
+
+
+def record(kind, **fields):
+    """Make a named tuple for a kernel. Fields in capitals are constants, for which Triton compiles the kernel."""
+    return kind(
+        **{name: tl.constexpr(value) if name.isupper() else value for name, value in fields.items()}
+    )
 
 
 @triton.jit
-def find_span(ptr, row, begin, end, WIDE: tl.constexpr):
+def find_span(edges, row, begin, end):
     """Return a row's first edge within a chunk, the edge after its last one, the row's degree, whether the row begins
     in the chunk, and whether it ends there.
     """
-    first, last = tl.load(ptr + row).to(WIDE), tl.load(ptr + row + 1).to(WIDE)
+    first, last = (
+        tl.load(edges.ptr + row).to(edges.WIDE),
+        tl.load(edges.ptr + row + 1).to(edges.WIDE),
+    )
     inside_first, inside_last = tl.maximum(first, begin - row), tl.minimum(last, end - row)
     return inside_first, inside_last, last - first, first + row >= begin, last + row + 1 <= end
 
@@ -81,7 +96,7 @@ def walk(
     for row in range(
         tl.load(edges.rows + chunk), tl.load(edges.rows + tl.num_programs(0) + chunk) + 1
     ):
-        first, last, degree, begins, ends = find_span(edges.ptr, row, begin, end, edges.WIDE)
+        first, last, degree, begins, ends = find_span(edges, row, begin, end)
         own, state = start(p, row)
         for block in range(first, last, edges.BLOCK_E):
             edge, node, number, valid = load_edges(edges, block, last)
@@ -95,37 +110,27 @@ def walk(
 
 
 @triton.jit
-def merge(
-    ptr,
-    cuts,
-    rows,
-    chunk_items,
-    p,
-    start: tl.constexpr,
-    add: tl.constexpr,
-    store: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def merge(edges, p, start: tl.constexpr, add: tl.constexpr, store: tl.constexpr):
     """Finish the row that begins in this program's chunk and ends in a later one, if there is one.
 
     Args:
-        chunk_items: number of items between two cuts inside of a long row.
         start, store: as in :func:`walk`.
         add: from ``p, state, slot, is_part`` to the state with those in some slots, of which `is_part` masks those that
             are there.
-        BLOCK_C: chunks whose states are read at a time.
     """
     chunk = tl.program_id(0)
-    begin, end = tl.load(cuts + chunk).to(WIDE), tl.load(cuts + chunk + 1).to(WIDE)
-    row = tl.load(rows + tl.num_programs(0) + chunk)
-    first, _last, degree, begins, ends = find_span(ptr, row, begin, end, WIDE)
+    begin, end = (
+        tl.load(edges.cuts + chunk).to(edges.WIDE),
+        tl.load(edges.cuts + chunk + 1).to(edges.WIDE),
+    )
+    row = tl.load(edges.rows + tl.num_programs(0) + chunk)
+    first, _last, degree, begins, ends = find_span(edges, row, begin, end)
     if begins & (ends == 0):
-        last_chunk = (first + degree + row) // chunk_items
+        last_chunk = (first + degree + row) // edges.chunk_items
         _, state = start(p, row)
         # The parts lie in slots 2 * chunk + 1, 2 * (chunk + 1), 2 * (chunk + 2) and so on.
-        for block in range(chunk, last_chunk + 1, BLOCK_C):
-            part = block + tl.arange(0, BLOCK_C)
+        for block in range(chunk, last_chunk + 1, MERGED):
+            part = block + tl.arange(0, MERGED)
             slot = 2 * part.to(tl.int64) + (part == chunk).to(tl.int64)
             state = add(p, state, slot, part <= last_chunk)
         store(p, tl.cast(row, tl.int64), state, degree, True)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.edge_index import refuse_gradient
 from parallel_epochs.models.messages import attention_ops as ops
 from parallel_epochs.models.structure import find_structure, find_structure_with_loops
 
@@ -43,7 +42,6 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`models.messages.attention_reference.attention` without a tensor of edges x channels."""
     num_src = message.size(0)
-    refuse_gradient(edge_index, edge_attr)
     by_source = (
         ops.needs_sources(score, message, edge_attr)
         and torch.is_grad_enabled()

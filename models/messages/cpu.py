@@ -15,14 +15,11 @@ from parallel_epochs.models.messages.operations import KERNELS
 PLACES = ("nowhere", "row", "other", "edge")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 REDUCTIONS = ("sum", "max", "min", "prod", "none")
-# In the order of several.h: sums, sums of squares, largest and smallest values.
-PARTS = ("sum", "square", "max", "min")
 
 
 _HERE = Path(__file__).parent
 Operand = read_structure(_HERE / "problem.h", "Operand")
 MessageProblem = read_structure(_HERE / "problem.h", "MessageProblem", types={"Operand": Operand})
-SeveralProblem = read_structure(_HERE / "several.h", "SeveralProblem", NUM_PARTS=len(PARTS))
 LIBRARY = NativeLibrary(
     "fused messages", _HERE / "messages_cpu.cpp", otherwise="the reference runs instead"
 )

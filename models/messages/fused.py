@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.edge_index import plain_edges, refuse_gradient
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.models.kernels.sorting import check_ends
 from parallel_epochs.models.messages import cpu, ops
@@ -130,7 +130,6 @@ def _find_structure(call: Call):
         _count(edge_index, row, count) for row, count in enumerate((call.num_src, call.num_dst))
     )
     by_source = u is not None and u.requires_grad and torch.is_grad_enabled()
-    refuse_gradient(edge_index, call.get("e"))
     return find_structure(edge_index, num_src, num_dst, by_source=by_source), num_src
 
 

@@ -6,12 +6,14 @@ waits for the device.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import gpu
+from parallel_epochs.models.kernels.walk import record
 from parallel_epochs.models.messages import (
     attention_ops,
     gpu_attention_backward,
@@ -23,36 +25,52 @@ from parallel_epochs.models.structure import Structure
 _LOG2_E = 1.4426950408889634
 
 
-def _choose_blocks(message: Tensor, attr: Tensor | None, score: str, *, elements: int) -> dict:
-    """Choose the block sizes of a pass in which a program holds `elements` = edges x channels of a head at a time."""
+def _describe(
+    message, source, target, attr, loop_attr, weight, att, seed, score, slope, dropout, edge_dropout
+) -> dict[str, Any]:
+    """Return the fields of a record that are those of :data:`gpu_attention_edges.ATTENTION`."""
     heads, channels = message.shape[1:]
     edge_dim = 0 if attr is None else attr.size(1)
     kind = SCORES[score]
-    dot = edge_dim >= gpu.DOT_FROM and not kind.by_head
-    block_c = max(16, triton.next_power_of_2(channels))
+    threshold, edge_threshold = (
+        None if share == 0 else 2**32 if share >= 1 else int(share * 2**32)
+        for share in (dropout, edge_dropout)
+    )
     return dict(
+        message=message,
+        source=source,
+        target=target,
+        attr=attr,
+        loop_attr=loop_attr,
+        weight=weight,
+        att=att,
+        seed=seed,
+        num_listed=0 if attr is None else attr.size(0),
+        slope=slope,
+        scale=_LOG2_E / math.sqrt(max(channels, 1)),
+        threshold=threshold,
+        rescale=0.0 if dropout >= 1 else 1 / (1 - dropout),
+        edge_threshold=edge_threshold,
         SCORE=score,
         BY_HEAD=kind.by_head,
         ENCODES=kind.encodes_messages,
-        DOT=dot,
+        DOT=edge_dim >= gpu.DOT_FROM and not kind.by_head,
         H=heads,
         C=channels,
         K=edge_dim,
-        BLOCK_C=block_c,
-        BLOCK_E=16 if dot else max(4, min(32, elements // block_c)),
         BLOCK_K=triton.next_power_of_2(max(edge_dim, 1)),
-        num_warps=4 if dot or block_c > 128 else 1,
+        BLOCK_C=max(16, triton.next_power_of_2(channels)),
+        FEATURES="raw",
     )
 
 
-def _options(channels: int, slope: float, dropout: float, edge_dropout: float) -> tuple:
-    """Return slope, scale, threshold, rescale and edge_threshold, as the kernels take them."""
-    thresholds = [
-        None if share == 0 else 2**32 if share >= 1 else int(share * 2**32)
-        for share in (dropout, edge_dropout)
-    ]
-    rescale = 0.0 if dropout >= 1 else 1 / (1 - dropout)
-    return slope, _LOG2_E / math.sqrt(max(channels, 1)), thresholds[0], rescale, thresholds[1]
+def _choose_edges(call: dict[str, Any], elements: int) -> tuple[int, int]:
+    """Return how many edges a program reads at a time, so that it holds `elements` = edges x channels of a head, and
+    how many warps it has.
+    """
+    width = call["BLOCK_C"]
+    block_e = 16 if call["DOT"] else max(4, min(32, elements // width))
+    return block_e, 4 if call["DOT"] or width > 128 else 1
 
 
 def forward(
@@ -82,67 +100,31 @@ def forward(
             message, source, target, *Structure(*edges).by_destination, attr, loop_attr, weight, att
         )
     )
-    cut = gpu.plan(indptr, src, message.size(0), position, num_positions)
-    blocks = _choose_blocks(message, attr, score, elements=512)
-    grid, channels = (cut.num_chunks, blocks["H"]), blocks["C"]
-    num_listed = 0 if attr is None else attr.size(0)
-    numbers = num_listed, *_options(channels, slope, dropout, edge_dropout)
-    tensors = (
+    call = _describe(
         message,
         source,
         target,
-        indptr,
-        cut.cuts,
-        cut.rows,
-        src,
-        position,
         attr,
         loop_attr,
         weight,
         att,
         seed,
+        score,
+        slope,
+        dropout,
+        edge_dropout,
     )
+    block_e, num_warps = _choose_edges(call, 512)
+    cut = gpu.plan(indptr, src, message.size(0), position, num_positions, block_e)
+    grid = num_chunks, heads = cut.rows.size(1), message.size(1)
     with torch.cuda.device_of(message):
-        partial = out.new_empty((2 * cut.num_chunks, blocks["H"], channels + 3))
-        gpu.launch(
-            gpu_attention_forward.forward,
-            grid,
-            *tensors,
-            out,
-            lse,
-            partial,
-            *numbers,
-            WIDE=cut.wide,
-            **blocks,
-        )
-        gpu.launch(
-            gpu_attention_forward.merge_forward,
-            grid,
-            indptr,
-            cut.cuts,
-            cut.rows,
-            out,
-            lse,
-            partial,
-            cut.chunk_items,
-            WIDE=cut.wide,
-            H=blocks["H"],
-            C=channels,
-            BLOCK_P=8,
-            BLOCK_C=blocks["BLOCK_C"],
-            num_warps=1,
-        )
+        partial = out.new_empty((2 * num_chunks, heads, message.size(2) + 3))
+        given = record(gpu_attention_forward.Forward, **call, out=out, lse=lse, partial=partial)
+        gpu.launch(gpu_attention_forward.forward, grid, cut, given, num_warps=num_warps)
+        gpu.launch(gpu_attention_forward.merge_forward, grid, cut, given, num_warps=1)
         if return_weights:
-            gpu.launch(
-                gpu_attention_forward.write_weights,
-                grid,
-                *tensors,
-                lse,
-                weights,
-                *numbers,
-                WIDE=cut.wide,
-                **blocks,
-            )
+            given = record(gpu_attention_forward.Weights, **call, lse=lse, weights=weights)
+            gpu.launch(gpu_attention_forward.write_weights, grid, cut, given, num_warps=num_warps)
     return out, lse, weights
 
 
@@ -173,53 +155,55 @@ def backward(
     structure = Structure(*gpu.make_contiguous(*edges))
     grad, message, source, target = gpu.make_contiguous(grad, message, source, target)
     attr, loop_attr, weight, att = gpu.make_contiguous(attr, loop_attr, weight, att)
-    blocks = _choose_blocks(message, attr, score, elements=256)
-    numbers = _options(blocks["C"], slope, dropout, edge_dropout)
+    call = _describe(
+        message,
+        source,
+        target,
+        attr,
+        loop_attr,
+        weight,
+        att,
+        seed,
+        score,
+        slope,
+        dropout,
+        edge_dropout,
+    )
     with torch.cuda.device_of(message):
         products = torch.empty_like(lse)
         gpu.launch(
             gpu_attention_backward.multiply,
-            (triton.cdiv(lse.size(0), gpu.PACK_ROWS), blocks["H"]),
+            (triton.cdiv(lse.size(0), gpu.PACK_ROWS), call["H"]),
             grad,
             out,
             products,
             lse.size(0),
-            H=blocks["H"],
-            C=blocks["C"],
+            H=call["H"],
+            C=call["C"],
             BLOCK_N=gpu.PACK_ROWS,
-            BLOCK_C=blocks["BLOCK_C"],
+            BLOCK_C=call["BLOCK_C"],
             num_warps=4,
         )
-        nodes, features = (
-            (message, source, target),
-            (attr, loop_attr, weight, att, seed, grad, lse, products),
-        )
+        results = dict(grad=grad, lse=lse, products=products)
         _run_by_destination(
-            nodes,
-            structure.by_destination,
-            features,
-            grads,
-            num_positions,
-            numbers,
-            blocks,
-            need_attr,
+            call, results, structure.by_destination, grads, num_positions, need_attr
         )
-        _run_by_source(nodes, structure.by_source, features, grads, num_positions, numbers, blocks)
+        _run_by_source(call, results, structure.by_source, grads, num_positions)
     return grads
 
 
-def _run_by_destination(
-    nodes, edges, features, grads, num_positions, numbers, blocks, need_attr
-) -> None:
+def _run_by_destination(call, results, edges, grads, num_positions, need_attr) -> None:
     """Write the gradients of target, the features, weight and att."""
-    message, _, target = nodes
-    attr, loop_attr, weight, att, *_ = features
+    message, target, attr, loop_attr, weight, att = (
+        call[name] for name in ("message", "target", "attr", "loop_attr", "weight", "att")
+    )
     _, _, grad_target, grad_attr, grad_loop_attr, grad_weight, grad_att = grads
-    cut = gpu.plan(*edges[:2], message.size(0), edges[2], num_positions)
-    heads, width = blocks["H"], target[0].numel() if target.size(0) else 0
-    partial = _allocate(message, 2 * cut.num_chunks, width)
-    att_sums = None if att is None else _allocate(message, cut.num_chunks, att.numel())
-    weight_sums = None if weight is None else _allocate(message, cut.num_chunks, weight.numel())
+    block_e, num_warps = _choose_edges(call, 256)
+    cut = gpu.plan(*edges[:2], message.size(0), edges[2], num_positions, block_e)
+    num_chunks, width = cut.rows.size(1), target[0].numel() if target.size(0) else 0
+    partial = _allocate(message, 2 * num_chunks, width)
+    att_sums = None if att is None else _allocate(message, num_chunks, att.numel())
+    weight_sums = None if weight is None else _allocate(message, num_chunks, weight.numel())
     attr_sums = (
         None if not need_attr or attr is None else torch.zeros_like(attr, dtype=torch.float32)
     )
@@ -228,32 +212,30 @@ def _run_by_destination(
         if attr_sums is None or loop_attr is None
         else torch.zeros_like(loop_attr, dtype=torch.float32)
     )
+    given = record(
+        gpu_attention_backward.ByDestination,
+        **call,
+        **results,
+        grad_target=grad_target,
+        partial=partial,
+        att_sums=att_sums,
+        weight_sums=weight_sums,
+        grad_attr=attr_sums,
+        grad_loop_attr=loop_sums,
+        NEED_ATTR=attr_sums is not None,
+    )
     # The launches of one head after another add up the features' gradients without a copy for each head.
-    grids = [(0, heads)] if attr_sums is None else [(head, 1) for head in range(heads)]
+    grids = [(0, call["H"])] if attr_sums is None else [(head, 1) for head in range(call["H"])]
     for first_head, num_heads in grids:
         gpu.launch(
             gpu_attention_backward.by_destination,
-            (cut.num_chunks, num_heads),
-            *nodes,
-            edges[0],
-            cut.cuts,
-            cut.rows,
-            *edges[1:],
-            *features,
-            grad_target,
-            partial,
-            att_sums,
-            weight_sums,
-            attr_sums,
-            loop_sums,
-            0 if attr is None else attr.size(0),
+            (num_chunks, num_heads),
+            cut,
+            given,
             first_head,
-            *numbers,
-            NEED_ATTR=attr_sums is not None,
-            WIDE=cut.wide,
-            **blocks,
+            num_warps=num_warps,
         )
-    gpu.merge_sums(edges[0], cut, grad_target, partial)
+    gpu.merge_sums(cut, grad_target, partial)
     for sums, written in ((attr_sums, grad_attr), (loop_sums, grad_loop_attr)):
         if sums is not None:
             written.copy_(sums)
@@ -263,40 +245,38 @@ def _run_by_destination(
         total = gpu.sum_rows(weight_sums)
         rows, columns = weight.shape
         grad_weight.copy_(
-            total.view(rows, columns) if blocks["BY_HEAD"] else total.view(columns, rows).t()
+            total.view(rows, columns) if call["BY_HEAD"] else total.view(columns, rows).t()
         )
 
 
-def _run_by_source(nodes, edges, features, grads, num_positions, numbers, blocks) -> None:
+def _run_by_source(call, results, edges, grads, num_positions) -> None:
     """Write the gradients of message and source."""
-    message, source, target = nodes
-    attr, grad_message, grad_source = features[0], grads[0], None if source is None else grads[1]
-    cut = gpu.plan(*edges[:2], target.size(0), edges[2], num_positions)
-    widths = [
-        tensor[0].numel() if tensor is not None and tensor.size(0) else 0
+    message, source, target = call["message"], call["source"], call["target"]
+    grad_message, grad_source = grads[0], None if source is None else grads[1]
+    block_e, num_warps = _choose_edges(call, 256)
+    cut = gpu.plan(*edges[:2], target.size(0), edges[2], num_positions, block_e)
+    partials = [
+        _allocate(
+            message,
+            2 * cut.rows.size(1),
+            tensor[0].numel() if tensor is not None and tensor.size(0) else 0,
+        )
         for tensor in (message, source)
     ]
-    partials = [_allocate(message, 2 * cut.num_chunks, width) for width in widths]
-    gpu.launch(
-        gpu_attention_backward.by_source,
-        (cut.num_chunks, blocks["H"]),
-        *nodes,
-        edges[0],
-        cut.cuts,
-        cut.rows,
-        *edges[1:],
-        *features,
-        grad_message,
-        grad_source,
-        *partials,
-        0 if attr is None else attr.size(0),
-        *numbers,
-        WIDE=cut.wide,
-        **blocks,
+    given = record(
+        gpu_attention_backward.BySource,
+        **call,
+        **results,
+        grad_message=grad_message,
+        grad_source=grad_source,
+        message_partial=partials[0],
+        source_partial=partials[1],
     )
+    grid = cut.rows.size(1), call["H"]
+    gpu.launch(gpu_attention_backward.by_source, grid, cut, given, num_warps=num_warps)
     for written, partial in zip((grad_message, grad_source), partials, strict=True):
         if written is not None:
-            gpu.merge_sums(edges[0], cut, written, partial)
+            gpu.merge_sums(cut, written, partial)
 
 
 def _allocate(like: Tensor, *shape: int) -> Tensor:

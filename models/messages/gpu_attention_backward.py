@@ -5,8 +5,6 @@ several chunks share are merged by :func:`gpu_backward.merge_backward`, and the 
 `weight`, are written once for each chunk.
 """
 
-from collections import namedtuple
-
 import triton
 import triton.language as tl
 
@@ -16,11 +14,11 @@ from parallel_epochs.models.aggregate.gpu_backward import (
     store_products,
 )
 from parallel_epochs.models.aggregate.gpu_encode import select_channels
-from parallel_epochs.models.kernels.walk import Edges, walk
+from parallel_epochs.models.kernels.walk import walk
 from parallel_epochs.models.messages.gpu_attention_edges import (
-    Attention,
     draw_factors,
     encode,
+    extend,
     find_rows,
     keep_edges,
     load_ends,
@@ -32,13 +30,25 @@ from parallel_epochs.models.messages.gpu_attention_edges import (
 )
 from parallel_epochs.models.messages.scores.gpu import differentiate, score_edges, split, sum_keys
 
-Backward = (*Attention._fields, "grad", "lse", "products")
-ByDestination = namedtuple(
+# grad: gradient of the result [num_dst, H, C], float32. lse: what forward returned second [num_dst, H].
+# products: what :func:`multiply` wrote [num_dst, H].
+RESULTS = ("grad", "lse", "products")
+# grad_target: gradient of `target`, its shape and dtype; written for rows that lie in one chunk. partial: its sums for
+# the rows that several chunks share [2 * num_chunks, ...], float32; written. att_sums: sums of the gradient of `att`
+# over each chunk [num_chunks, H, C], float32; written if there is an `att`. weight_sums: sums of that of `weight`, with
+# BY_HEAD [num_chunks, H, K] and else [num_chunks, K, H, C], float32; written. grad_attr, grad_loop_attr: gradients of
+# the features, float32; added to, if NEED_ATTR.
+ByDestination, ByDestinationProgram = extend(
     "ByDestination",
-    (*Backward, "grad_target", "partial", "grad_attr", "grad_loop_attr", "HAS_ATT", "NEED_ATTR"),
+    *RESULTS,
+    *("grad_target", "partial", "att_sums", "weight_sums", "grad_attr", "grad_loop_attr"),
+    "NEED_ATTR",
 )
-BySource = namedtuple(
-    "BySource", (*Backward, "grad_message", "grad_source", "message_partial", "source_partial")
+# grad_message: gradient of `message`, its shape and dtype; written for rows that lie in one chunk. grad_source: that of
+# `source`; none without it. message_partial, source_partial: their sums for the rows that several chunks share
+# [2 * num_chunks, ...], float32; written.
+BySource, BySourceProgram = extend(
+    "BySource", *RESULTS, "grad_message", "grad_source", "message_partial", "source_partial"
 )
 
 
@@ -99,126 +109,33 @@ def mask_rows(valid, x):
         return tl.where(valid[:, None], x, 0.0)
 
 
-@triton.jit(do_not_specialize=["num_listed", "threshold", "edge_threshold", "first_head"])
-def by_destination(
-    message,
-    source,
-    target,
-    ptr,
-    cuts,
-    rows,
-    src,
-    position,
-    attr,
-    loop_attr,
-    weight,
-    att,
-    seed,
-    grad,
-    lse,
-    products,
-    grad_target,
-    partial,
-    att_sums,
-    weight_sums,
-    grad_attr,
-    grad_loop_attr,
-    num_listed,
-    first_head,
-    slope,
-    scale,
-    threshold,
-    rescale,
-    edge_threshold,
-    SCORE: tl.constexpr,
-    BY_HEAD: tl.constexpr,
-    ENCODES: tl.constexpr,
-    NEED_ATTR: tl.constexpr,
-    DOT: tl.constexpr,
-    WIDE: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["first_head"])
+def by_destination(edges, p, first_head):
     """Compute the gradients of one chunk's edges for their destinations, `att`, `weight` and the features.
 
     The grid is [num_chunks, heads]. With NEED_ATTR it is [num_chunks, 1] in one launch for each head in turn, which
-    adds to what the launches before it wrote. The arguments are those of :func:`gpu_attention_forward.forward`, but for
-    these.
-
-    Args:
-        grad: gradient of the result [num_dst, H, C], float32.
-        lse: what forward returned second [num_dst, H].
-        products: what :func:`multiply` wrote [num_dst, H].
-        grad_target: gradient of `target`, its shape and dtype; written for rows that lie in one chunk.
-        partial: its sums for the rows that several chunks share [2 * num_chunks, ...], float32; written.
-        att_sums: sums of the gradient of `att` over each chunk [num_chunks, H, C], float32; written if there is an
-            `att`.
-        weight_sums: sums of the gradient of `weight` over each chunk, with BY_HEAD [num_chunks, H, K] and else
-            [num_chunks, K, H, C], float32; written.
-        grad_attr: gradient of `attr`, float32; added to, if NEED_ATTR.
-        grad_loop_attr: gradient of `loop_attr`, float32; added to, if NEED_ATTR.
-        first_head: head of the grid's first programs.
-        NEED_ATTR: whether the features have gradients.
+    adds to what the launches before it wrote.
     """
     head = first_head + tl.program_id(1)
-    channel, in_c, columns, a = load_parameters(
-        weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C
-    )
+    channel, in_c, columns, vector = load_parameters(p, head)
     att_sum, sums = walk(
-        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-        ByDestination(
-            head,
-            channel,
-            in_c,
-            columns,
-            a,
-            message,
-            source,
-            target,
-            attr,
-            loop_attr,
-            seed,
-            num_listed,
-            slope,
-            scale,
-            threshold,
-            rescale,
-            edge_threshold,
-            SCORE,
-            BY_HEAD,
-            ENCODES,
-            DOT,
-            H,
-            C,
-            K,
-            BLOCK_K,
-            BLOCK_C,
-            "raw",
-            grad,
-            lse,
-            products,
-            grad_target,
-            partial,
-            grad_attr,
-            grad_loop_attr,
-            att is not None,
-            NEED_ATTR,
-        ),
-        (tl.zeros((BLOCK_C,), tl.float32), start_sums(weight, BY_HEAD, DOT, K, BLOCK_K, BLOCK_C)),
+        edges,
+        ByDestinationProgram(*p, head, channel, in_c, columns, vector),
+        (tl.zeros((p.BLOCK_C,), tl.float32), start_sums(p)),
         start_target,
         add_to_targets,
         store_target,
     )
-
     chunk = tl.program_id(0).to(tl.int64)
-    if att is not None:
-        tl.store(att_sums + (chunk * H + head) * C + channel, att_sum, mask=in_c)
-    if weight is not None:
-        store_sums(weight_sums, sums, chunk, head, channel, in_c, BY_HEAD, DOT, H, C, K, BLOCK_K)
+    if p.att is not None:
+        tl.store(p.att_sums + (chunk * p.H + head) * p.C + channel, att_sum, mask=in_c)
+    if p.weight is not None:
+        if p.BY_HEAD:
+            k = tl.arange(0, p.BLOCK_K)
+            tl.store(p.weight_sums + (chunk * p.H + head) * p.K + k, sums[0], mask=k < p.K)
+        else:
+            to = p.weight_sums + chunk * (p.K * p.H * p.C) + head * p.C + channel
+            store_products(p, to, sums, in_c, p.H * p.C)
 
 
 @triton.jit
@@ -242,7 +159,7 @@ def add_to_targets(p, own, state, sums, edge, node, number, valid):
     if p.ENCODES:
         grad_z = grad_z + share[:, None] * g
     grad_z = mask_rows(valid, grad_z)
-    if p.HAS_ATT:
+    if p.att is not None:
         att_sum += tl.sum(mask_rows(valid, grad_att), 0)
     if p.K > 0:
         weight_sums = add_to_sums(p, weight_sums, features, grad_z)
@@ -276,19 +193,12 @@ def store_sum(p, to, row, total, BY_HEAD: tl.constexpr):
 
 
 @triton.jit
-def start_sums(
-    weight,
-    BY_HEAD: tl.constexpr,
-    DOT: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def start_sums(p):
     """Return empty sums for the encoder's gradient, in the form of its columns."""
-    if BY_HEAD and weight is not None:
-        return (tl.zeros((BLOCK_K,), tl.float32),)
+    if p.BY_HEAD and p.weight is not None:
+        return (tl.zeros((p.BLOCK_K,), tl.float32),)
     else:
-        return start_products(weight is not None, DOT, K, BLOCK_K, BLOCK_C)
+        return start_products(p, p.weight is not None, p.BLOCK_C)
 
 
 @triton.jit
@@ -298,31 +208,6 @@ def add_to_sums(p, sums, features, grad_z):
         return (sums[0] + tl.sum(features[0] * grad_z[:, None], 0),)
     else:
         return add_products(p, sums, features, grad_z)
-
-
-@triton.jit
-def store_sums(
-    to,
-    sums,
-    chunk,
-    head,
-    channel,
-    in_c,
-    BY_HEAD: tl.constexpr,
-    DOT: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Write a chunk's sums for the encoder's gradient."""
-    if BY_HEAD:
-        k = tl.arange(0, BLOCK_K)
-        tl.store(to + (chunk * H + head) * K + k, sums[0], mask=k < K)
-    else:
-        store_products(
-            to + chunk * (K * H * C) + head * C + channel, sums, in_c, H * C, DOT, K, BLOCK_K
-        )
 
 
 @triton.jit
@@ -345,100 +230,14 @@ def add_features(p, rows, valid, grad_z):
             tl.store(rows + i, before + tl.sum(grad_z * p.columns[i][None, :], 1), mask=valid)
 
 
-@triton.jit(do_not_specialize=["num_listed", "threshold", "edge_threshold"])
-def by_source(
-    message,
-    source,
-    target,
-    ptr,
-    cuts,
-    rows,
-    dst,
-    position,
-    attr,
-    loop_attr,
-    weight,
-    att,
-    seed,
-    grad,
-    lse,
-    products,
-    grad_message,
-    grad_source,
-    message_partial,
-    source_partial,
-    num_listed,
-    slope,
-    scale,
-    threshold,
-    rescale,
-    edge_threshold,
-    SCORE: tl.constexpr,
-    BY_HEAD: tl.constexpr,
-    ENCODES: tl.constexpr,
-    DOT: tl.constexpr,
-    WIDE: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Compute the gradients of one chunk's edges for their sources.
-
-    The grid is [num_chunks, heads]; a row is a source. The arguments are those of :func:`by_destination`, but for
-    these.
-
-    Args:
-        grad_message: gradient of `message`, its shape and dtype; written for rows that lie in one chunk.
-        grad_source: gradient of `source`, likewise; none without `source`.
-        message_partial: sums of `grad_message` for the rows that several chunks share [2 * num_chunks, H, C], float32;
-            written.
-        source_partial: the same of `grad_source`.
-    """
+@triton.jit
+def by_source(edges, p):
+    """Compute the gradients of one chunk's edges for their sources. The grid is [num_chunks, heads]."""
     head = tl.program_id(1)
-    channel, in_c, columns, a = load_parameters(
-        weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C
-    )
+    channel, in_c, columns, vector = load_parameters(p, head)
     walk(
-        Edges(ptr, cuts, rows, dst, position, WIDE, BLOCK_E),
-        BySource(
-            head,
-            channel,
-            in_c,
-            columns,
-            a,
-            message,
-            source,
-            target,
-            attr,
-            loop_attr,
-            seed,
-            num_listed,
-            slope,
-            scale,
-            threshold,
-            rescale,
-            edge_threshold,
-            SCORE,
-            BY_HEAD,
-            ENCODES,
-            DOT,
-            H,
-            C,
-            K,
-            BLOCK_K,
-            BLOCK_C,
-            "raw",
-            grad,
-            lse,
-            products,
-            grad_message,
-            grad_source,
-            message_partial,
-            source_partial,
-        ),
+        edges,
+        BySourceProgram(*p, head, channel, in_c, columns, vector),
         (),
         start_source,
         add_to_sources,

@@ -11,17 +11,45 @@ import triton
 import triton.language as tl
 
 from parallel_epochs.models.aggregate import gpu_encode
-from parallel_epochs.models.kernels.gpu_norm import hash_elements
 
-# The functions of all passes read this; see the arguments of :func:`gpu_attention_forward.forward`. FEATURES is "raw".
-Attention = namedtuple(
-    "Attention",
-    "head channel in_c columns att message source target attr loop_attr seed num_listed slope scale "
-    "threshold rescale edge_threshold SCORE BY_HEAD ENCODES DOT H C K BLOCK_K BLOCK_C FEATURES",
+# What the passes read of a call. The tensors of :func:`attention_ops.forward` are not explained again.
+# num_listed: number of rows of `attr`. slope: of the leaky ReLU. scale: log2(e) divided by the root of C, for "dot".
+# threshold: a hash below it drops the weight of an edge, rescale multiplies the others; edge_threshold: a hash below it
+# removes an edge; or none. SCORE: one of `SCORES`; BY_HEAD, ENCODES: its `by_head` and `encodes_messages`.
+# DOT: whether edge features are multiplied by tl.dot. H, C, K: numbers of heads, of their channels, of features.
+# BLOCK_K, BLOCK_C: K and C up to a power of two. FEATURES is "raw".
+ATTENTION = (
+    *("message", "source", "target", "attr", "loop_attr", "weight", "att", "seed", "num_listed"),
+    *("slope", "scale", "threshold", "rescale", "edge_threshold", "SCORE", "BY_HEAD", "ENCODES"),
+    *("DOT", "H", "C", "K", "BLOCK_K", "BLOCK_C", "FEATURES"),
 )
+# What a program has of its head: number, channels, which exist, encoder and part of `att`.
+LOADED = ("head", "channel", "in_c", "columns", "vector")
 LOWEST = tl.constexpr(-3.4028234e38)
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+FIRST, SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 # The column of the hash that decides on whole edges, times the factor of columns.
 ALL_HEADS = tl.constexpr((2**32 - 1) * 0x9E3779B1 % 2**32)
+
+
+def extend(name, *fields):
+    """Make the type of a kernel's record with these fields, and that of the same with what a program has loaded."""
+    fields = (*ATTENTION, *fields)
+    return namedtuple(name, fields), namedtuple(name + "Program", (*fields, *LOADED))
+
+
+@triton.jit
+def hash_elements(seed, number, column):
+    """Compute hash.h's `hash_element` of the numbers of rows or edges, in a `column` times 0x9e3779b1, as int64."""
+    z = tl.load(seed).to(tl.uint64) + (number + 1).to(tl.uint64) * GOLDEN
+    z = (z ^ (z >> 30)) * FIRST
+    z = (z ^ (z >> 27)) * SECOND
+    key = z ^ (z >> 31)
+    h = tl.add(column, key.to(tl.uint32), sanitize_overflow=False)
+    h = tl.mul(h ^ (h >> 16), 0x7FEB352D, sanitize_overflow=False)
+    h = tl.add(h, (key >> 32).to(tl.uint32), sanitize_overflow=False)
+    h = tl.mul(h ^ (h >> 15), 0x846CA68B, sanitize_overflow=False)
+    return (h ^ (h >> 16)).to(tl.int64)
 
 
 @triton.jit
@@ -66,35 +94,23 @@ def load_features(p, number, valid):
 
 
 @triton.jit
-def load_parameters(
-    weight,
-    att,
-    head,
-    BY_HEAD: tl.constexpr,
-    DOT: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def load_parameters(p, head):
     """Return the channels of a head, a mask of those that exist, its encoder and its part of `att`.
 
     The encoder is what :func:`gpu_encode.load_encoder` returns; with BY_HEAD it is one row [BLOCK_K].
     """
-    channel, in_c = gpu_encode.select_channels(0, C, BLOCK_C)
+    channel, in_c = gpu_encode.select_channels(0, p.C, p.BLOCK_C)
     columns = ()
-    if weight is not None:
-        if BY_HEAD:
-            k = tl.arange(0, BLOCK_K)
-            columns = (tl.load(weight + head * K + k, mask=k < K, other=0.0),)
+    if p.weight is not None:
+        if p.BY_HEAD:
+            k = tl.arange(0, p.BLOCK_K)
+            columns = (tl.load(p.weight + head * p.K + k, mask=k < p.K, other=0.0),)
         else:
-            columns, _ = gpu_encode.load_encoder(
-                weight, None, head * C + channel, in_c, "raw", DOT, K, BLOCK_K, BLOCK_C
-            )
-    a = tl.zeros((BLOCK_C,), tl.float32)
-    if att is not None:
-        a = tl.load(att + head * C + channel, mask=in_c, other=0.0)
-    return channel, in_c, columns, a
+            columns = gpu_encode.load_encoder(p, head * p.C + channel, in_c)
+    vector = tl.zeros((p.BLOCK_C,), tl.float32)
+    if p.att is not None:
+        vector = tl.load(p.att + head * p.C + channel, mask=in_c, other=0.0)
+    return channel, in_c, columns, vector
 
 
 @triton.jit

@@ -1,17 +1,15 @@
 """Forward of attention by destination in Triton, in the walk of models/kernels/walk.py."""
 
-from collections import namedtuple
-
 import triton
 import triton.language as tl
 
 from parallel_epochs.models.aggregate.gpu_encode import select_channels
-from parallel_epochs.models.kernels.walk import Edges, merge, walk
+from parallel_epochs.models.kernels.walk import merge, walk
 from parallel_epochs.models.messages.gpu_attention_edges import (
     LOWEST,
-    Attention,
     draw_factors,
     encode,
+    extend,
     keep_edges,
     load_ends,
     load_features,
@@ -21,114 +19,25 @@ from parallel_epochs.models.messages.gpu_attention_edges import (
 )
 from parallel_epochs.models.messages.scores.gpu import score_edges
 
-Forward = namedtuple("Forward", (*Attention._fields, "out", "lse", "partial"))
-Result = namedtuple("Result", "head channel in_c out lse partial H C BLOCK_C")
-Weights = namedtuple("Weights", (*Attention._fields, "lse", "weights"))
+# out: the result [num_dst, H, C], float32; written. lse: log2 of the sum of exponentials [num_dst, H], float32;
+# written. partial: states of the rows that several chunks share [2 * num_chunks, H, C + 3], float32; written. A state is
+# the weighted sum, the largest score, the sum of exponentials relative to it, and the number of edges.
+Forward, ForwardProgram = extend("Forward", "out", "lse", "partial")
+# weights: those of the edges [num_positions, H]; written.
+Weights, WeightsProgram = extend("Weights", "lse", "weights")
 
 
-@triton.jit(do_not_specialize=["num_listed", "threshold", "edge_threshold"])
-def forward(
-    message,
-    source,
-    target,
-    ptr,
-    cuts,
-    rows,
-    src,
-    position,
-    attr,
-    loop_attr,
-    weight,
-    att,
-    seed,
-    out,
-    lse,
-    partial,
-    num_listed,
-    slope,
-    scale,
-    threshold,
-    rescale,
-    edge_threshold,
-    SCORE: tl.constexpr,
-    BY_HEAD: tl.constexpr,
-    ENCODES: tl.constexpr,
-    DOT: tl.constexpr,
-    WIDE: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+@triton.jit
+def forward(edges, p):
     """Attend over the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
-    The grid is [num_chunks, heads]. All tensors are contiguous; a row is a destination. The tensors of
-    :func:`attention_ops.forward` are not explained again.
-
-    Args:
-        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.ChunkPlan`.
-        rows: first and last row of each chunk [2, num_chunks], int32.
-        out: the result [num_dst, H, C], float32; written.
-        lse: log2 of the sum of exponentials [num_dst, H], float32; written.
-        partial: states of the rows that several chunks share [2 * num_chunks, H, C + 3], float32; written. A state is
-            the weighted sum, the largest score, the sum of exponentials relative to it, and the number of edges.
-        num_listed: number of rows of `attr`.
-        slope: negative slope of the leaky ReLU.
-        scale: log2(e) divided by the root of C, for "dot".
-        threshold: a hash below it drops the weight of an edge; or none.
-        rescale: what multiplies the others.
-        edge_threshold: a hash below it removes an edge; or none.
-        SCORE: one of `SCORES`.
-        BY_HEAD, ENCODES: its `by_head` and `encodes_messages`.
-        DOT: whether edge features are multiplied by tl.dot, not one by one.
-        WIDE: tl.int32 or tl.int64, what holds numbers of items.
-        H: number of heads.
-        C: channels of a head.
-        K: number of edge features.
-        BLOCK_K: K rounded up to a power of two.
-        BLOCK_E: edges of a row that are read at a time.
-        BLOCK_C: C rounded up to a power of two.
+    The grid is [num_chunks, heads]. All tensors are contiguous; a row is a destination.
     """
     head = tl.program_id(1)
-    channel, in_c, columns, a = load_parameters(
-        weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C
-    )
+    channel, in_c, columns, vector = load_parameters(p, head)
     walk(
-        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-        Forward(
-            head,
-            channel,
-            in_c,
-            columns,
-            a,
-            message,
-            source,
-            target,
-            attr,
-            loop_attr,
-            seed,
-            num_listed,
-            slope,
-            scale,
-            threshold,
-            rescale,
-            edge_threshold,
-            SCORE,
-            BY_HEAD,
-            ENCODES,
-            DOT,
-            H,
-            C,
-            K,
-            BLOCK_K,
-            BLOCK_C,
-            "raw",
-            out,
-            lse,
-            partial,
-        ),
+        edges,
+        ForwardProgram(*p, head, channel, in_c, columns, vector),
         (),
         start_row,
         add_edges,
@@ -190,41 +99,17 @@ def store_row(p, at, state, degree, WHOLE: tl.constexpr):
             tl.store(to + p.C + k, state[1 + k])
 
 
-@triton.jit(do_not_specialize=["chunk_items"])
-def merge_forward(
-    ptr,
-    cuts,
-    rows,
-    out,
-    lse,
-    partial,
-    chunk_items,
-    WIDE: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+@triton.jit
+def merge_forward(edges, p):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
-    channel, in_c = select_channels(0, C, BLOCK_C)
+    channel, in_c = select_channels(0, p.C, p.BLOCK_C)
     merge(
-        ptr,
-        cuts,
-        rows,
-        chunk_items,
-        Result(tl.program_id(1), channel, in_c, out, lse, partial, H, C, BLOCK_C),
-        start_nothing,
+        edges,
+        ForwardProgram(*p, tl.program_id(1), channel, in_c, (), None),
+        start_row,
         add_states,
         store_row,
-        WIDE,
-        BLOCK_P,
     )
-
-
-@triton.jit
-def start_nothing(p, row):
-    """Return nothing of the row itself, and its state without edges."""
-    return (), start_state(p.BLOCK_C)
 
 
 @triton.jit
@@ -243,82 +128,14 @@ def add_states(p, state, slot, is_part):
     return total * shrink + tl.sum(totals * shrinks[:, None], 0), largest, powers, count
 
 
-@triton.jit(do_not_specialize=["num_listed", "threshold", "edge_threshold"])
-def write_weights(
-    message,
-    source,
-    target,
-    ptr,
-    cuts,
-    rows,
-    src,
-    position,
-    attr,
-    loop_attr,
-    weight,
-    att,
-    seed,
-    lse,
-    weights,
-    num_listed,
-    slope,
-    scale,
-    threshold,
-    rescale,
-    edge_threshold,
-    SCORE: tl.constexpr,
-    BY_HEAD: tl.constexpr,
-    ENCODES: tl.constexpr,
-    DOT: tl.constexpr,
-    WIDE: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Compute the weights of a chunk's edges again, now that the sums of their rows are known.
-
-    The grid and the arguments are those of :func:`forward`, but for `weights` [num_positions, H], which are written.
-    """
+@triton.jit
+def write_weights(edges, p):
+    """Compute the weights of a chunk's edges again, now that the sums of their rows are known. The grid is as above."""
     head = tl.program_id(1)
-    channel, in_c, columns, a = load_parameters(
-        weight, att, head, BY_HEAD, DOT, C, K, BLOCK_K, BLOCK_C
-    )
+    channel, in_c, columns, vector = load_parameters(p, head)
     walk(
-        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-        Weights(
-            head,
-            channel,
-            in_c,
-            columns,
-            a,
-            message,
-            source,
-            target,
-            attr,
-            loop_attr,
-            seed,
-            num_listed,
-            slope,
-            scale,
-            threshold,
-            rescale,
-            edge_threshold,
-            SCORE,
-            BY_HEAD,
-            ENCODES,
-            DOT,
-            H,
-            C,
-            K,
-            BLOCK_K,
-            BLOCK_C,
-            "raw",
-            lse,
-            weights,
-        ),
+        edges,
+        WeightsProgram(*p, head, channel, in_c, columns, vector),
         (),
         start_weights,
         write_edges,

@@ -4,26 +4,35 @@ Chunks, blocks and the order of sums depend only on the sizes, never on the mach
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import gpu
-from parallel_epochs.models.messages import cpu, gpu_messages_kernels, ops, several
+from parallel_epochs.models.kernels.walk import Edges, record
+from parallel_epochs.models.messages import gpu_messages_kernels, ops
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.structure import Structure
 
 
-def _describe_sides(
-    message: str, operands: dict[str, Tensor], shape: torch.Size
-) -> tuple[list, dict]:
-    """Return both operands with the columns that their channels have, and their names and widths."""
-    tensors: list[Tensor | None] = []
-    names, widths = (*MESSAGES[message].names, ""), []
-    for name in names[:2]:
-        operand = operands.get(name)
-        columns, width = None, 0
+def _describe(
+    message: str,
+    reduce: str,
+    operands: dict[str, Tensor],
+    shape: torch.Size,
+    group: int | None = None,
+) -> dict[str, Any]:
+    """Return the fields of a record that are those of :data:`gpu_messages_kernels.MESSAGES`.
+
+    Args:
+        group: channels of a program, or none: as many as are good.
+    """
+    fields: dict[str, Any] = {}
+    names = (*MESSAGES[message].names, "")
+    for side, name in zip(("left", "right"), names[:2], strict=True):
+        operand, columns, width = operands.get(name), None, 0
         if operand is not None:
             trailing = operand.shape[1:]
             width = trailing.numel()
@@ -31,28 +40,27 @@ def _describe_sides(
                 columns = torch.arange(width, dtype=torch.int32, device=operand.device)
                 columns = columns.view(trailing).expand(shape).contiguous()
             operand = operand.contiguous()
-        tensors += [operand, columns]
-        widths.append(width)
-    return tensors, dict(
-        LEFT=names[0],
-        RIGHT=names[1],
-        LEFT_WIDTH=widths[0],
-        RIGHT_WIDTH=widths[1],
+        fields |= {side: operand, f"{side}_columns": columns}
+        fields |= {side.upper(): name, f"{side.upper()}_WIDTH": width}
+    channels = shape.numel()
+    group = group or min(128, max(16, triton.next_power_of_2(channels)))
+    return fields | dict(
         OPERATION=MESSAGES[message].operation,
-    )
-
-
-def _choose_blocks(channels: int, group: int | None = None) -> dict:
-    """Choose the block sizes of a pass, in which a program has `group` channels, or as many as are good."""
-    group = min(128, max(16, triton.next_power_of_2(channels))) if group is None else group
-    block = max(16, triton.next_power_of_2(group))
-    return dict(
+        REDUCE=reduce,
         D=channels,
         GROUP=group,
-        BLOCK_D=block,
-        BLOCK_E=max(4, min(32, 512 // block)),
-        num_warps=1 if block <= 128 else 4,
+        BLOCK_D=max(16, triton.next_power_of_2(group)),
     )
+
+
+def _plan(call: dict[str, Any], order: tuple, num_others: int) -> tuple[Edges, tuple, int]:
+    """Return the edges, the grid, and the number of warps of a program."""
+    ptr, other, position = gpu.make_contiguous(*order)
+    block = call["BLOCK_D"]
+    block_e = max(4, min(32, 512 // block))
+    cut = gpu.plan(ptr, other, num_others, position, other.numel(), block_e)
+    grid = cut.rows.size(1), triton.cdiv(call["D"], call["GROUP"])
+    return cut, grid, 1 if block <= 128 else 4
 
 
 def update_all(
@@ -67,86 +75,23 @@ def update_all(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`ops.update_all` for sum, max and min."""
     out, stat, stat2 = ops.allocate_rows(u, v, e, edges, message, reduce, save)
-    _reduce(
-        message,
-        ops.named(u, v, e),
-        edges,
-        num_src,
-        {reduce: out},
-        {reduce: stat} if stat.numel() else {},
-    )
-    return out, stat, stat2
-
-
-def reduce_several(
-    values: Tensor, edges: Sequence[Tensor | None], parts: str, save: bool
-) -> tuple[Tensor, Tensor]:
-    """Compute :func:`several.several`."""
-    results, ties = several.allocate(values, edges, parts, save)
-    _reduce(
-        "copy_u",
-        {"u": values},
-        edges,
-        values.size(0),
-        dict(zip(parts.split(), results)),
-        dict(zip(several.find_extremes(parts), ties)),
-    )
-    return results, ties
-
-
-def _reduce(
-    message: str,
-    operands: dict[str, Tensor],
-    edges: Sequence[Tensor | None],
-    num_src: int,
-    results: dict[str, Tensor],
-    ties: dict[str, Tensor],
-) -> None:
-    """Write the results of some reductions and the numbers of ties, all by the names of reductions."""
-    out = next(iter(results.values()))
     if out.numel() == 0:
-        return
-    indptr, src, position = gpu.make_contiguous(*Structure(*edges).by_destination)
-    tensors, sides = _describe_sides(message, operands, out.shape[1:])
-    blocks = _choose_blocks(out[0].numel())
-    cut = gpu.plan(indptr, src, num_src, position, src.numel())
-    grid = cut.num_chunks, triton.cdiv(blocks["D"], blocks["GROUP"])
-    written = [*map(results.get, cpu.PARTS), *map(ties.get, several.EXTREMES)]
-    num_sums = len(results.keys() - {*several.EXTREMES})
-    options = dict(SUMS=num_sums, STATES=3 * len(results) - 2 * num_sums, WIDE=cut.wide)
+        return out, stat, stat2
+    call = _describe(message, reduce, ops.named(u, v, e), out.shape[1:])
+    cut, grid, num_warps = _plan(call, Structure(*edges).by_destination, num_src)
+    num_states = 1 if reduce == "sum" else 3
     with torch.cuda.device_of(out):
-        partial = out.new_empty((2 * cut.num_chunks, options["STATES"], blocks["D"]))
-        gpu.launch(
-            gpu_messages_kernels.forward,
-            grid,
-            *tensors,
-            indptr,
-            cut.cuts,
-            cut.rows,
-            src,
-            position,
-            *written,
-            partial,
-            **options,
-            **sides,
-            **blocks,
+        given = record(
+            gpu_messages_kernels.Forward,
+            **call,
+            out=out,
+            ties=stat if stat.numel() else None,
+            partial=out.new_empty((2 * grid[0], num_states, call["D"])),
+            STATES=num_states,
         )
-        gpu.launch(
-            gpu_messages_kernels.merge_forward,
-            grid,
-            indptr,
-            cut.cuts,
-            cut.rows,
-            *written,
-            partial,
-            cut.chunk_items,
-            **options,
-            D=blocks["D"],
-            GROUP=blocks["GROUP"],
-            BLOCK_C=8,
-            BLOCK_D=blocks["BLOCK_D"],
-            num_warps=1,
-        )
+        gpu.launch(gpu_messages_kernels.forward, grid, cut, given, num_warps=num_warps)
+        gpu.launch(gpu_messages_kernels.merge_forward, grid, cut, given, num_warps=1)
+    return out, stat, stat2
 
 
 def backward(
@@ -171,7 +116,7 @@ def backward(
     full = {
         name: grad.new_empty((operands[name].size(0), *shape)) for name in "uv" if name in needed
     }
-    common = message, operands, shape, {reduce: factor}, {reduce: second}
+    common = message, reduce, operands, shape, factor, second
     if "u" in needed:
         _run_backward(
             *common,
@@ -199,37 +144,13 @@ def backward(
     return first, other, grads[2]
 
 
-def differentiate_several(
-    gradient: Tensor,
-    results: Tensor,
-    ties: Tensor,
-    values: Tensor,
-    edges: Sequence[Tensor | None],
-    parts: str,
-) -> Tensor:
-    """Compute :func:`several.backward`."""
-    out = torch.empty_like(values, memory_format=torch.contiguous_format)
-    _run_backward(
-        "copy_u",
-        {"u": values},
-        values.shape[1:],
-        several.divide_by_ties(gradient, ties, parts),
-        dict(zip(parts.split(), results)),
-        Structure(*edges).by_source,
-        results.size(1),
-        by_source=True,
-        row_side=1,
-        grad_row=out,
-    )
-    return out
-
-
 def _run_backward(
     message,
+    reduce,
     operands,
     shape,
-    factors,
-    results,
+    factor,
+    best,
     order,
     num_others,
     *,
@@ -242,50 +163,37 @@ def _run_backward(
     """Write the gradients of the operand of the rows and of that of the edges.
 
     Args:
-        factors: by reduction, the gradient of each message that counts [num_dst, *shape].
-        results: by reduction, what it returned; sums need none.
+        factor: gradient of each message that counts [num_dst, *shape].
+        best: the maxima or minima; a sum needs none.
     """
-    ptr, other, position = gpu.make_contiguous(*order)
     channels, width = (
         shape.numel(),
         operands["e"][0].numel() if edge_side and len(operands["e"]) else 0,
     )
-    if channels == 0 or ptr.numel() == 1:
+    if channels == 0 or order[0].numel() == 1:
         return
-    cut = gpu.plan(ptr, other, num_others, position, other.numel())
-    tensors, sides = _describe_sides(message, operands, shape)
-    blocks = _choose_blocks(channels, channels // width if 0 < width < channels else None)
-    read = gpu.make_contiguous(*map(factors.get, cpu.PARTS), *map(results.get, several.EXTREMES))
-    with torch.cuda.device_of(other):
-        partial = (
-            next(iter(factors.values())).new_empty((2 * cut.num_chunks, channels))
-            if row_side
-            else None
-        )
-        grid = cut.num_chunks, triton.cdiv(channels, blocks["GROUP"])
-        gpu.launch(
-            gpu_messages_kernels.backward,
-            grid,
-            *tensors,
-            ptr,
-            cut.cuts,
-            cut.rows,
-            other,
-            position,
-            *read,
-            grad_row,
-            partial,
-            grad_edge if edge_side else None,
+    group = channels // width if 0 < width < channels else None
+    call = _describe(message, reduce, operands, shape, group)
+    cut, grid, num_warps = _plan(call, order, num_others)
+    factor, best = gpu.make_contiguous(factor, best)
+    with torch.cuda.device_of(factor):
+        partial = factor.new_empty((2 * grid[0], channels)) if row_side else None
+        given = record(
+            gpu_messages_kernels.Backward,
+            **call,
+            factor=factor,
+            best=best,
+            grad=grad_row,
+            partial=partial,
+            grad_edge=grad_edge if edge_side else None,
             BY_SOURCE=by_source,
             ROW_SIDE=row_side,
             EDGE_SIDE=edge_side,
             EDGE_WIDTH=width,
-            WIDE=cut.wide,
-            **sides,
-            **blocks,
         )
+        gpu.launch(gpu_messages_kernels.backward, grid, cut, given, num_warps=num_warps)
         if row_side:
-            gpu.merge_sums(ptr, cut, grad_row, partial)
+            gpu.merge_sums(cut, grad_row, partial)
 
 
 def register(device_type: str = "cuda") -> None:
@@ -293,5 +201,3 @@ def register(device_type: str = "cuda") -> None:
     gpu.register_sorting(device_type)
     ops.update_all.register_kernel(device_type, update_all)
     ops.backward.register_kernel(device_type, backward)
-    several.several.register_kernel(device_type, reduce_several)
-    several.backward.register_kernel(device_type, differentiate_several)

@@ -8,52 +8,45 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from parallel_epochs.models.aggregate.gpu_backward import Sum, store_sum
-from parallel_epochs.models.kernels.walk import Edges, merge, walk
+from parallel_epochs.models.aggregate.gpu_backward import store_sum
+from parallel_epochs.models.kernels.walk import merge, walk
 
 INF = tl.constexpr(float("inf"))
-SIDES = (
-    "left",
-    "left_columns",
-    "right",
-    "right_columns",
-    "LEFT",
-    "RIGHT",
-    "LEFT_WIDTH",
-    "RIGHT_WIDTH",
-    "OPERATION",
+# left, right: values of the operands [num_rows, LEFT_WIDTH] and [num_rows, RIGHT_WIDTH]; the right one of a copy is
+# none. left_columns, right_columns: their column for each channel [D], int32; none: in order.
+# LEFT, RIGHT: "u", "v", "e", or "" for the right one of a copy. REDUCE: "sum", "max" or "min".
+# D: number of channels. GROUP: channels of a program. BLOCK_D: GROUP up to a power of two.
+MESSAGES = (
+    *("left", "left_columns", "right", "right_columns", "LEFT", "RIGHT", "LEFT_WIDTH"),
+    *("RIGHT_WIDTH", "OPERATION", "REDUCE", "D", "GROUP", "BLOCK_D"),
 )
-# The functions of the passes read and write this; see the arguments of :func:`forward` and :func:`backward`.
-Result = namedtuple(
-    "Result", "channel in_d total square high low high_ties low_ties partial SUMS STATES D BLOCK_D"
-)
-Forward = namedtuple("Forward", (*Result._fields, *SIDES))
+# out: the results [num_dst, D], float32; written. ties: how many messages are equal to a maximum [num_dst, D], float32;
+# written; or none. partial: states of the rows that several chunks share [2 * num_chunks, STATES, D], float32; written.
+# A state is the sum; or the largest message, negated for min, and the numbers of ties and NaNs.
+Forward = namedtuple("Forward", (*MESSAGES, "out", "ties", "partial", "STATES"))
+ForwardProgram = namedtuple("ForwardProgram", (*Forward._fields, "channel", "in_d"))
+# factor: gradient of each message that counts [num_dst, D], float32. best: the maxima or minima [num_dst, D], float32;
+# or none. grad: gradient of the operand of the rows [num_rows, D], float32; written for rows that lie in one chunk.
+# partial: its sums for the rows that several chunks share [2 * num_chunks, D], float32; written. grad_edge: gradient of
+# `e` [num_edges, EDGE_WIDTH], its dtype; written if EDGE_SIDE. It has D columns, or one for each group of channels.
+# BY_SOURCE: whether a row is a source. ROW_SIDE, EDGE_SIDE: whether the operand is the left (1) or the right one (2), or
+# has no gradient (0).
 Backward = namedtuple(
     "Backward",
     (
-        *Sum._fields,
-        *SIDES,
-        "total",
-        "square",
-        "of_high",
-        "of_low",
-        "high",
-        "low",
-        "grad_edge",
-        "BY_SOURCE",
-        "ROW_SIDE",
-        "EDGE_SIDE",
-        "EDGE_WIDTH",
+        *(*MESSAGES, "factor", "best", "grad", "partial", "grad_edge"),
+        *("BY_SOURCE", "ROW_SIDE", "EDGE_SIDE", "EDGE_WIDTH"),
     ),
 )
+BackwardProgram = namedtuple("BackwardProgram", (*Backward._fields, "channel", "in_d"))
 
 
 @triton.jit
-def select_group(D: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr):
+def select_group(p):
     """Return the channels of this program's group, and a mask of those that exist."""
-    lane = tl.arange(0, BLOCK_D)
-    channel = tl.program_id(1) * GROUP + lane
-    return channel, (lane < GROUP) & (channel < D)
+    lane = tl.arange(0, p.BLOCK_D)
+    channel = tl.program_id(1) * p.GROUP + lane
+    return channel, (lane < p.GROUP) & (channel < p.D)
 
 
 @triton.jit
@@ -120,114 +113,34 @@ def differentiate(q, a, b, OPERATION: tl.constexpr, SIDE: tl.constexpr):
 
 @triton.jit
 def merge_states(p, state, states):
-    """Merge the state of a row with a block of others, along their first axis. A state is the sum and the sum of
-    squares, and for each extreme the largest message, negated for min, and the numbers of ties and NaNs.
-    """
-    merged = ()
-    for k in tl.static_range(p.SUMS):
-        merged = merged + (state[k] + tl.sum(states[k], 0),)
-    for k in tl.static_range(p.SUMS, p.STATES, 3):
-        top = tl.maximum(state[k], tl.max(states[k], 0))
-        ties = tl.sum(tl.where(states[k] == top[None, :], states[k + 1], 0.0), 0)
-        ties += tl.where(state[k] == top, state[k + 1], 0.0)
-        merged = merged + (top, ties, state[k + 2] + tl.sum(states[k + 2], 0))
-    return merged
+    """Merge the state of a row with a block of others, along their first axis."""
+    if p.REDUCE == "sum":
+        return (state[0] + tl.sum(states[0], 0),)
+    else:
+        top = tl.maximum(state[0], tl.max(states[0], 0))
+        ties = tl.sum(tl.where(states[0] == top[None, :], states[1], 0.0), 0)
+        ties += tl.where(state[0] == top, state[1], 0.0)
+        return top, ties, state[2] + tl.sum(states[2], 0)
 
 
 @triton.jit
-def forward(
-    left,
-    left_columns,
-    right,
-    right_columns,
-    ptr,
-    cuts,
-    rows,
-    src,
-    position,
-    total,
-    square,
-    high,
-    low,
-    high_ties,
-    low_ties,
-    partial,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    LEFT_WIDTH: tl.constexpr,
-    RIGHT_WIDTH: tl.constexpr,
-    OPERATION: tl.constexpr,
-    SUMS: tl.constexpr,
-    STATES: tl.constexpr,
-    WIDE: tl.constexpr,
-    D: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def forward(edges, p):
     """Reduce the rows that lie in one chunk, and write partial states of rows that are shared with other chunks.
 
-    The grid is [num_chunks, number of groups of channels]. All tensors are contiguous; a row is a destination. The
-    tensors of :func:`ops.update_all` are not explained again.
-
-    Args:
-        left: values of the left operand [num_rows, LEFT_WIDTH].
-        left_columns: its column for each channel [D], int32; none: in order.
-        right: the same of the right operand; none for a copy.
-        cuts: first item of each chunk, and the number of items [num_chunks + 1], int64; see :class:`gpu.ChunkPlan`.
-        rows: first and last row of each chunk [2, num_chunks], int32.
-        total, square, high, low: sums of the messages and of their squares, maxima and minima [num_dst, D], float32;
-            written; or none.
-        high_ties, low_ties: numbers of ties of the maxima and minima [num_dst, D], float32; written; or none.
-        partial: states of the rows that several chunks share [2 * num_chunks, STATES, D], float32; written.
-        LEFT, RIGHT: "u", "v", "e", or "" for the right one of a copy.
-        SUMS: how many of the results are sums.
-        STATES: number of vectors of a state, which are those sums and three for each extreme.
-        GROUP: channels of a program.
+    The grid is [num_chunks, number of groups of channels]. All tensors are contiguous; a row is a destination.
     """
-    channel, in_d = select_group(D, GROUP, BLOCK_D)
-    walk(
-        Edges(ptr, cuts, rows, src, position, WIDE, BLOCK_E),
-        Forward(
-            channel,
-            in_d,
-            total,
-            square,
-            high,
-            low,
-            high_ties,
-            low_ties,
-            partial,
-            SUMS,
-            STATES,
-            D,
-            BLOCK_D,
-            left,
-            left_columns,
-            right,
-            right_columns,
-            LEFT,
-            RIGHT,
-            LEFT_WIDTH,
-            RIGHT_WIDTH,
-            OPERATION,
-        ),
-        (),
-        start_row,
-        add_edges,
-        store_row,
-    )
+    channel, in_d = select_group(p)
+    walk(edges, ForwardProgram(*p, channel, in_d), (), start_row, add_edges, store_row)
 
 
 @triton.jit
 def start_row(p, row):
     """Return the row, and its state without edges."""
-    zero, state = tl.zeros((p.BLOCK_D,), tl.float32), ()
-    for _ in tl.static_range(p.SUMS):
-        state = state + (zero,)
-    for _ in tl.static_range(p.SUMS, p.STATES, 3):
-        state = state + (tl.full((p.BLOCK_D,), -INF, tl.float32), zero, zero)
-    return (row,), state
+    zero = tl.zeros((p.BLOCK_D,), tl.float32)
+    if p.REDUCE == "sum":
+        return (row,), (zero,)
+    else:
+        return (row,), (tl.full((p.BLOCK_D,), -INF, tl.float32), zero, zero)
 
 
 @triton.jit
@@ -237,218 +150,64 @@ def add_edges(p, own, state, sums, edge, node, e_row, valid):
         p, node, tl.zeros_like(node) + own[0], e_row, valid[:, None] & p.in_d[None, :]
     )
     m = combine(a, b, p.OPERATION)
-    states = ()
-    if p.total is not None:
-        states = states + (tl.where(valid[:, None], m, 0.0),)
-    if p.square is not None:
-        states = states + (tl.where(valid[:, None], m * m, 0.0),)
-    if p.high is not None:
-        states = states + find_states(m, valid)
-    if p.low is not None:
-        states = states + find_states(-m, valid)
-    return merge_states(p, state, states), sums
-
-
-@triton.jit
-def find_states(m, valid):
-    """Turn messages into the three vectors of an extreme."""
-    counts = tl.where(valid[:, None] & (m == m), 1.0, 0.0)
-    return tl.where(counts > 0.0, m, -INF), counts, tl.where(valid[:, None] & (m != m), 1.0, 0.0)
+    if p.REDUCE == "sum":
+        return merge_states(p, state, (tl.where(valid[:, None], m, 0.0),)), sums
+    else:
+        if p.REDUCE == "min":
+            m = -m
+        counts = tl.where(valid[:, None] & (m == m), 1.0, 0.0)
+        nans = tl.where(valid[:, None] & (m != m), 1.0, 0.0)
+        return merge_states(p, state, (tl.where(counts > 0.0, m, -INF), counts, nans)), sums
 
 
 @triton.jit
 def store_row(p, at, state, degree, WHOLE: tl.constexpr):
-    """Write a row's results and the numbers of ties, or its unfinished state."""
+    """Write a row's result and the number of ties, which are 0 and 1 without edges, or its unfinished state."""
     if WHOLE:
         offset = at * p.D + p.channel
-        if p.total is not None:
-            tl.store(p.total + offset, state[0], mask=p.in_d)
-        if p.square is not None:
-            tl.store(p.square + offset, state[p.SUMS - 1], mask=p.in_d)
-        if p.high is not None:
-            store_extreme(
-                p,
-                p.high,
-                p.high_ties,
-                offset,
-                state[p.SUMS],
-                state[p.SUMS + 1],
-                state[p.SUMS + 2],
-                degree,
-            )
-        if p.low is not None:
-            store_extreme(
-                p,
-                p.low,
-                p.low_ties,
-                offset,
-                -state[p.STATES - 3],
-                state[p.STATES - 2],
-                state[p.STATES - 1],
-                degree,
-            )
+        if p.REDUCE == "sum":
+            tl.store(p.out + offset, state[0], mask=p.in_d)
+        else:
+            best = state[0]
+            if p.REDUCE == "min":
+                best = -best
+            best = tl.where(state[2] > 0.0, float("nan"), tl.where(degree == 0, 0.0, best))
+            tl.store(p.out + offset, best, mask=p.in_d)
+            if p.ties is not None:
+                tl.store(p.ties + offset, tl.where(degree == 0, 1.0, state[1]), mask=p.in_d)
     else:
         for k in tl.static_range(p.STATES):
             tl.store(p.partial + (at * p.STATES + k) * p.D + p.channel, state[k], mask=p.in_d)
 
 
 @triton.jit
-def store_extreme(p, to, to_ties, offset, best, ties, nans, degree):
-    """Write the maximum or minimum of a row and the number of ties, which are 0 and 1 without edges."""
-    best = tl.where(nans > 0.0, float("nan"), tl.where(degree == 0, 0.0, best))
-    tl.store(to + offset, best, mask=p.in_d)
-    if to_ties is not None:
-        tl.store(to_ties + offset, tl.where(degree == 0, 1.0, ties), mask=p.in_d)
-
-
-@triton.jit(do_not_specialize=["chunk_items"])
-def merge_forward(
-    ptr,
-    cuts,
-    rows,
-    total,
-    square,
-    high,
-    low,
-    high_ties,
-    low_ties,
-    partial,
-    chunk_items,
-    SUMS: tl.constexpr,
-    STATES: tl.constexpr,
-    WIDE: tl.constexpr,
-    D: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def merge_forward(edges, p):
     """Finish the row that begins in this program's chunk, see :func:`walk.merge`. The grid is that of the walk."""
-    channel, in_d = select_group(D, GROUP, BLOCK_D)
-    merge(
-        ptr,
-        cuts,
-        rows,
-        chunk_items,
-        Result(
-            channel,
-            in_d,
-            total,
-            square,
-            high,
-            low,
-            high_ties,
-            low_ties,
-            partial,
-            SUMS,
-            STATES,
-            D,
-            BLOCK_D,
-        ),
-        start_row,
-        add_states,
-        store_row,
-        WIDE,
-        BLOCK_C,
-    )
+    channel, in_d = select_group(p)
+    merge(edges, ForwardProgram(*p, channel, in_d), start_row, add_states, store_row)
 
 
 @triton.jit
 def add_states(p, state, slot, is_part):
     """Merge the state of a row with those that some chunks kept."""
-    there, states = is_part[:, None] & p.in_d[None, :], ()
+    there = is_part[:, None] & p.in_d[None, :]
     at = p.partial + slot[:, None] * p.STATES * p.D + p.channel[None, :]
-    for k in tl.static_range(p.SUMS):
-        states = states + (tl.load(at + k * p.D, mask=there, other=0.0),)
-    for k in tl.static_range(p.SUMS, p.STATES, 3):
-        states = states + (
-            tl.load(at + k * p.D, mask=there, other=-INF),
-            tl.load(at + (k + 1) * p.D, mask=there, other=0.0),
-            tl.load(at + (k + 2) * p.D, mask=there, other=0.0),
-        )
-    return merge_states(p, state, states)
+    if p.REDUCE == "sum":
+        return merge_states(p, state, (tl.load(at, mask=there, other=0.0),))
+    else:
+        tops = tl.load(at, mask=there, other=-INF)
+        ties = tl.load(at + p.D, mask=there, other=0.0)
+        nans = tl.load(at + 2 * p.D, mask=there, other=0.0)
+        return merge_states(p, state, (tops, ties, nans))
 
 
 @triton.jit
-def backward(
-    left,
-    left_columns,
-    right,
-    right_columns,
-    ptr,
-    cuts,
-    rows,
-    other,
-    position,
-    total,
-    square,
-    of_high,
-    of_low,
-    high,
-    low,
-    grad_row,
-    partial,
-    grad_edge,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    LEFT_WIDTH: tl.constexpr,
-    RIGHT_WIDTH: tl.constexpr,
-    OPERATION: tl.constexpr,
-    BY_SOURCE: tl.constexpr,
-    ROW_SIDE: tl.constexpr,
-    EDGE_SIDE: tl.constexpr,
-    EDGE_WIDTH: tl.constexpr,
-    WIDE: tl.constexpr,
-    D: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Compute the gradients of one chunk's messages, summed by row for the operand of the rows.
-
-    The grid and the arguments are those of :func:`forward`, but for these. A row is a source if BY_SOURCE.
-
-    Args:
-        other: the node at the other end of each edge [num_edges].
-        total, square: gradients of the sums and of the sums of squares [num_dst, D], float32; or none.
-        of_high, of_low: gradients of the maxima and minima, divided by the ties [num_dst, D], float32; or none.
-        high, low: the maxima and minima [num_dst, D], float32; or none.
-        grad_row: gradient of the operand of the rows [num_rows, D], float32; written for rows that lie in one chunk.
-        partial: its sums for the rows that several chunks share [2 * num_chunks, D], float32; written.
-        grad_edge: gradient of `e` [num_edges, EDGE_WIDTH], its dtype; written if EDGE_SIDE. It has D columns, or one
-            for each group of channels.
-        ROW_SIDE, EDGE_SIDE: whether the operand is the left (1) or the right one (2), or has no gradient (0).
-    """
-    channel, in_d = select_group(D, GROUP, BLOCK_D)
+def backward(edges, p):
+    """Compute the gradients of one chunk's messages, summed by row for the operand of the rows. The grid is as above."""
+    channel, in_d = select_group(p)
     walk(
-        Edges(ptr, cuts, rows, other, position, WIDE, BLOCK_E),
-        Backward(
-            channel,
-            in_d,
-            grad_row,
-            partial,
-            D,
-            BLOCK_D,
-            left,
-            left_columns,
-            right,
-            right_columns,
-            LEFT,
-            RIGHT,
-            LEFT_WIDTH,
-            RIGHT_WIDTH,
-            OPERATION,
-            total,
-            square,
-            of_high,
-            of_low,
-            high,
-            low,
-            grad_edge,
-            BY_SOURCE,
-            ROW_SIDE,
-            EDGE_SIDE,
-            EDGE_WIDTH,
-        ),
+        edges,
+        BackwardProgram(*p, channel, in_d),
         (),
         start_gradient,
         add_gradients,
@@ -471,17 +230,10 @@ def add_gradients(p, own, state, sums, edge, node, e_row, valid):
     there = valid[:, None] & p.in_d[None, :]
     a, b = load_sides(p, u_row, v_row, e_row, there)
     at = v_row[:, None] * p.D + p.channel[None, :]
-    m, q = combine(a, b, p.OPERATION), tl.zeros(at.shape, tl.float32)
-    if p.total is not None:
-        q += tl.load(p.total + at, mask=there, other=0.0)
-    if p.square is not None:
-        q += tl.load(p.square + at, mask=there, other=0.0) * (m + m)
-    if p.high is not None:
-        wins = m == tl.load(p.high + at, mask=there, other=0.0)
-        q += tl.where(wins, tl.load(p.of_high + at, mask=there, other=0.0), 0.0)
-    if p.low is not None:
-        wins = m == tl.load(p.low + at, mask=there, other=0.0)
-        q += tl.where(wins, tl.load(p.of_low + at, mask=there, other=0.0), 0.0)
+    q = tl.load(p.factor + at, mask=there, other=0.0)
+    if p.best is not None:
+        m = combine(a, b, p.OPERATION)
+        q = tl.where(m == tl.load(p.best + at, mask=there, other=0.0), q, 0.0)
     row_sum = state[0]
     if p.ROW_SIDE != 0:
         row_sum += tl.sum(tl.where(there, differentiate(q, a, b, p.OPERATION, p.ROW_SIDE), 0.0), 0)

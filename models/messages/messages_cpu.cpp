@@ -1,7 +1,6 @@
 // Messages of edges and their reduction without a tensor of edges x channels. cpu.py calls the functions at the end.
 #include "dots.h"
 #include "general.h"
-#include "several.h"
 
 extern "C" {
 
@@ -11,10 +10,6 @@ int messages_run(const MessageProblem* p) try {
   Dots dots(*p);
   return dots.fits() ? dots.run() : General(*p).run();
 } catch (const std::bad_alloc&) {
-  return OUT_OF_MEMORY;
-}
-
-int several_run(const SeveralProblem* p) try { return run_several(*p); } catch (const std::bad_alloc&) {
   return OUT_OF_MEMORY;
 }
 }

@@ -8,8 +8,7 @@ from jaxtyping import Float, Num
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
-from parallel_epochs.models.edge_index import from_csc
+from parallel_epochs.models.edge_index import cut_into_blocks, from_csc
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from parallel_epochs.models.residual import BLOCKS
 
@@ -21,8 +20,6 @@ def why_not(model: torch.nn.Module) -> str:
     """Return the reason why :class:`InBlocks` cannot run a model, or an empty text if it can."""
     if not isinstance(model, DeeperGCN):
         return f"{type(model).__name__} has layers that read all nodes at once"
-    if model.knn:
-        return "model.knn compares all nodes"
     if model.virtual is not None:
         return "a virtual node reads all nodes"
     if model.pool != "none":

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from parallel_epochs.models.aggregate.relation_table import check as check_relations
-from parallel_epochs.models.convs.activation import draw_seed, norm_relu_dropout, runs_fused
+from parallel_epochs.models.convs.activation import norm_relu_dropout
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.networks.categories import TableEncoder
 from parallel_epochs.models.networks.encoders import (
@@ -20,7 +20,6 @@ from parallel_epochs.models.networks.encoders import (
 )
 from parallel_epochs.models.networks.gen_layers import create_conv
 from parallel_epochs.models.networks.graph_model import GraphModel
-from parallel_epochs.models.networks.nearest import dilated_neighbors
 from parallel_epochs.models.networks.options import DeeperGCNOptions, takes_options
 from parallel_epochs.models.networks.virtual import VirtualNode, spread
 from parallel_epochs.models.plain import is_plain
@@ -39,10 +38,6 @@ class DeeperGCN(GraphModel):
     each layer. Parameters and function stay the same, but no encoded tensor of edges x channels exists. Categories of
     edges (`edge_tables`) have tables in each layer and no shared map; the aggregation reads their one-hot columns.
     Relations of edges (`num_relations`) have a table in each layer too, and the aggregation reads its rows.
-
-    With `knn`, each layer ignores the given edges and links each node to its nearest nodes in the space of the layer's
-    input, computed anew in each step. These are the dynamic, dilated graphs of "DeepGCNs: Can GCNs Go as Deep as CNNs?"
-    (https://arxiv.org/abs/1904.03751). See :func:`models.networks.nearest.dilated_neighbors`.
 
     Each layer draws anew which edges `edge_dropout` removes.
 
@@ -71,11 +66,6 @@ class DeeperGCN(GraphModel):
         )
         self.block, self.gradient_checkpointing = block, options.gradient_checkpointing
         self.fold_edge_encoder = options.fold_edge_encoder
-        self.knn, self.knn_dilation, self.knn_epsilon = (
-            options.knn,
-            options.knn_dilation,
-            options.knn_epsilon,
-        )
 
         if options.num_edge_features:
             self._create_edge_encoders(
@@ -147,7 +137,7 @@ class DeeperGCN(GraphModel):
 
         Args:
             x, edge_attr, ptr: as for :meth:`forward`.
-            edge_index: as for :meth:`forward`; ignored with `knn`.
+            edge_index: as for :meth:`forward`.
             degree_ratio: factors of sums [num_nodes] or None, see :class:`~models.convs.gen_conv.GENConv`.
         """
         h = self.encode_nodes(x)
@@ -159,8 +149,6 @@ class DeeperGCN(GraphModel):
             h = h + spread(state, ptr, h.size(0))
         for layer in range(len(self.convs)):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                is_seeded = self._is_seeded(h)
-                seed = self._draw_seed(layer, h) if is_seeded else None
                 h, state = recompute(
                     self,
                     self._apply_layer,
@@ -171,8 +159,6 @@ class DeeperGCN(GraphModel):
                     state,
                     ptr,
                     degree_ratio,
-                    seed,
-                    draws=not is_seeded,
                 )
             else:
                 h, state = self._apply_layer(
@@ -218,16 +204,7 @@ class DeeperGCN(GraphModel):
         state: Tensor | None = None,
         ptr: Tensor | None = None,
         degree_ratio: Tensor | None = None,
-        seed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        if self.knn:
-            edge_index = dilated_neighbors(
-                h,
-                self.knn,
-                dilation=min(layer + 1, self.knn_dilation),
-                ptr=ptr,
-                epsilon=self.knn_epsilon if self.training else 0.0,
-            )
         edge_index, edge_attr = drop_edges(
             edge_index, edge_attr, dropout=self.edge_dropout, training=self.training
         )
@@ -244,32 +221,16 @@ class DeeperGCN(GraphModel):
         if self.block == "res+" and layer == 0:
             return convolve(h), state  # the norm that is left over stands in front of the head
         norm = self.norms[layer - 1 if self.block == "res+" else layer]
-        return BLOCKS[self.block](h, convolve, partial(self._activate, norm, mask=seed)), state
-
-    def _is_seeded(self, h: Tensor) -> bool:
-        """Tell whether a layer's only random numbers are of one seed, so that it can be recomputed in a CUDA graph."""
-        return (
-            h.is_cuda
-            and self.block != "dense"
-            and self.virtual is None
-            and not self.knn
-            and not self.edge_dropout
-            and (not self.dropout or runs_fused(h, self.norms[0], self.kernel))
-        )
-
-    def _draw_seed(self, layer: int, h: Tensor) -> Tensor | None:
-        """Draw the seed of the dropout of a layer; none if it has none."""
-        drops = self.training and self.dropout and (layer or self.block != "res+")
-        return draw_seed(h) if drops else None
+        return BLOCKS[self.block](h, convolve, partial(self._activate, norm)), state
 
     def channels_of(self, layer: int) -> int:
         """Return the width of the input of a layer, counted from 0. With the number of layers: of the head's input."""
         hidden = cast(Tensor, self.norms[0].weight).numel()
         return hidden * (1 + layer) if self.block == "dense" else hidden
 
-    def _activate(self, norm: torch.nn.Module, h: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
         return norm_relu_dropout(
-            h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel, mask=mask
+            h, norm, dropout=self.dropout, training=self.training, kernel=self.kernel
         )
 
     def _convolve(

@@ -1,4 +1,4 @@
-"""The convolution of DeeperGCN, RevGNN and EquilibriumGNN, from the options that they have in common."""
+"""The convolution of DeeperGCN and RevGNN, from the options that they have in common."""
 
 from parallel_epochs.models.convs.gen_conv import GENConv
 from parallel_epochs.models.networks.options import ModelOptions

@@ -1,4 +1,4 @@
-"""The parts that DeeperGCN, RevGNN, EquilibriumGNN and the models of typed graphs share: checks, encoder and head."""
+"""The parts that DeeperGCN, RevGNN and the models of typed graphs share: checks, encoder and head."""
 
 import torch
 from jaxtyping import Float, Int, Num

@@ -110,7 +110,7 @@ class GraphOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(GraphOptions):
-    """The options that DeeperGCN, RevGNN and EquilibriumGNN have in common."""
+    """The options that DeeperGCN and RevGNN have in common."""
 
     kernel: str = option(
         "auto",
@@ -206,23 +206,6 @@ class DeeperGCNOptions(ModelOptions):
         "How a layer's output joins its input: res+, res, plain or dense.",
         choices=("res+", "res", "plain", "dense"),
     )
-    knn: int = option(
-        0,
-        "Number of nearest nodes in feature space to which each layer links a node. These edges "
-        "replace those of the graph, which must have no features. 0: the edges of the graph.",
-        minimum=0,
-    )
-    knn_dilation: int = option(
-        1,
-        "Largest dilation D. Layer l = 1, 2, ... takes every l-th of the nearest nodes, and "
-        "from layer D on every D-th (knn > 0).",
-        minimum=1,
-    )
-    knn_epsilon: float = option(
-        0.0,
-        "Probability that a node is linked to random nodes of its dilated neighbourhood "
-        "in a training step (knn > 0).",
-    )
     virtual_node: str = option(
         "none",
         "Virtual node that reads all nodes of a graph: none, add (their sum) or mean "
@@ -263,24 +246,6 @@ class RevGNNOptions(ModelOptions):
         True,
         "Whether backward computes each layer's input from its output. Otherwise autograd "
         "keeps all activations.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EquilibriumOptions(ModelOptions):
-    """The options of EquilibriumGNN."""
-
-    num_layers: int = option(
-        4,
-        "Largest number of applications of the block in a search for the fixed point. Forward "
-        "and backward search once each.",
-        minimum=1,
-    )
-    hidden_channels: int = option(64, "Width of the block.", minimum=1)
-    tolerance: float = option(
-        0.001,
-        "Relative distance between a state and the block's output for it at which a search ends.",
-        above=0,
     )
 
 
@@ -493,7 +458,7 @@ def _check_value(declared: Field, value: Any) -> None:
 
 
 def _check_together(options: Mapping[str, Any]) -> None:
-    """Refuse options of DeeperGCN, RevGNN and EquilibriumGNN that do not go with each other."""
+    """Refuse options of DeeperGCN and RevGNN that do not go with each other."""
     for name, columns in _COLUMNS.items():
         _check_tables(name, options[name], columns, options[columns])
     _check_type_columns(options["type_columns"], options)
@@ -509,8 +474,6 @@ def _check_together(options: Mapping[str, Any]) -> None:
             f"encode_x=false needs an x of hidden_channels={options['hidden_channels']} columns, but x "
             f"has {columns}"
         )
-    if not 0 <= options.get("knn_epsilon", 0) <= 1:
-        raise ValueError(f"knn_epsilon must be in [0, 1], not {options['knn_epsilon']}")
     if options["p"] == 0:
         raise ValueError("p must not be 0: the power mean divides by it")
     if options["aggr"] == "softmax_sg" and options["learn_t"]:
@@ -541,16 +504,6 @@ def _check_edges(options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{relations} cannot be combined with edge_tables={options['edge_tables']}: the columns "
             "behind the relation must hold numbers"
-        )
-    if options.get("knn") and options["edge_dim"]:
-        what, given = (
-            ("relations", relations)
-            if relations
-            else ("features", f"edge_dim={options['edge_dim']}")
-        )
-        raise ValueError(
-            f"knn={options['knn']} builds its own edges, which have no {what}, but {given}: leave one of "
-            "the two out"
         )
 
 

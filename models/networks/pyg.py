@@ -13,16 +13,14 @@ from torch.nn import functional as F
 from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
 from parallel_epochs.models.convs import attention_convs, sum_convs
 from parallel_epochs.models.convs.edge_dropout import drop_edges
 from parallel_epochs.models.convs.fused_conv import FusedConv
 from parallel_epochs.models.convs.gated_conv import ResGatedGraphConv
 from parallel_epochs.models.convs.gen_conv import GENConv
-from parallel_epochs.models.convs.pna_conv import PNAConv
 from parallel_epochs.models.convs.recipe_convs import AGDNConv, GatedGCNConv, GIPAConv
 from parallel_epochs.models.convs.relation_conv import RGCNConv
-from parallel_epochs.models.edge_index import for_pyg, from_csc
+from parallel_epochs.models.edge_index import cut_into_blocks, for_pyg, from_csc
 from parallel_epochs.models.networks.categories import OneHot, RelationColumns
 from parallel_epochs.models.networks.encoders import (
     NodeEncoder,
@@ -66,7 +64,6 @@ FUSED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
         sum_convs.GINConv,
         sum_convs.GINEConv,
         ResGatedGraphConv,
-        PNAConv,
         RGCNConv,
         attention_convs.GATConv,
         attention_convs.GATv2Conv,

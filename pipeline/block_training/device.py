@@ -1,6 +1,5 @@
 """Chooses the device of vectors and layouts, and refuses one that cannot train them."""
 
-import importlib.util
 import logging
 
 import torch
@@ -21,8 +20,6 @@ def settle(
     what: str,
     needed: int,
     ranks: Ranks,
-    in_triton: bool,
-    why_cpu: str = "",
     says: bool = True,
 ) -> torch.device:
     """Return the device of a run: device=auto takes a GPU from a size on, where there is one and it has room.
@@ -33,8 +30,6 @@ def settle(
         size: of what is learned, in `what`, "nodes" for example.
         least: the smallest size for which device=auto takes a GPU.
         needed: bytes that training takes on a GPU.
-        in_triton: whether kernels in Triton train on a GPU; they train on one GPU alone.
-        why_cpu: reason why no GPU trains this, or an empty text.
         says: whether to log what is chosen.
 
     Raises:
@@ -44,18 +39,11 @@ def settle(
     stays = size < least or ranks.num_ranks > 1 or not torch.cuda.is_available()
     if is_auto and stays or not is_auto and part.device.type == "cpu":
         return part.device
-    device, name = (
-        rank_tools.choose_device("cuda", ranks) if is_auto else part.device,
-        part.config.trainer.name,
-    )
+    device = rank_tools.choose_device("cuda", ranks) if is_auto else part.device
     torch.cuda.empty_cache()  # a model that was trained before may have left some
     free = torch.cuda.mem_get_info(device)[0]
-    reason = why_cpu
-    if not reason and in_triton and importlib.util.find_spec("triton") is None:
-        reason = f"trainer={name} needs Triton there, which is not installed (pip install triton)"
-    elif not reason and in_triton and ranks.num_ranks > 1:
-        reason = f"trainer={name} trains on one GPU, and this run has {ranks.num_ranks} ranks"
-    elif not reason and needed > free:
+    reason = ""
+    if needed > free:
         reason = f"{size:,} {what} take {format_bytes(needed)}, but {format_bytes(free)} of the GPU are free"
         if not is_auto:
             raise ValueError(f"device={asked}: {reason}. Set device=cpu")

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
+from parallel_epochs.models.edge_index import cut_into_blocks
 from parallel_epochs.pipeline.run import pulse
 
 # Intervals that the values of an edge feature are counted in: equal parts of its range.

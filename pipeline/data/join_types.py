@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
-from parallel_epochs.models.edge_index import INT32_END
+from parallel_epochs.models.edge_index import INT32_END, cut_into_blocks
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes

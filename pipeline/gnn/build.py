@@ -34,7 +34,6 @@ from parallel_epochs.pipeline.gnn.optimization import (
     build_schedule,
     check_decay,
     check_precision,
-    choose_static,
     settle,
 )
 from parallel_epochs.pipeline.gnn.predictor import build_predictor
@@ -88,7 +87,7 @@ def check(config: GNNConfig) -> None:
             if getattr(config.model, "encode_x", True)
             else config.model.hidden_channels,
             out_channels=1,
-            edge_dim=None if getattr(config.model, "knn", 0) else 1,
+            edge_dim=1,
             num_categories=0,
         )
 
@@ -112,7 +111,6 @@ def open_data(
     asked, config = config, config.representative
     is_new, kind = content_hash is None, kind_of(config)
     data = kind.load(content_hash)
-    _check_edge_features(config, data)
     components = None
     if config.model.is_foreign:
         seen = visible(config, data)
@@ -205,16 +203,6 @@ def _describe_inputs(config: GNNConfig, data: Data, **options: Any) -> str:
     )
 
 
-def _check_edge_features(config: GNNConfig, data: Data) -> None:
-    knn = getattr(config.model, "knn", 0)
-    if knn and data.edge_attr is not None:
-        raise ValueError(
-            f"model.knn={knn} links nodes by edges of its own, and the {data.edge_attr.size(1)} features "
-            f"of the edges of {config.data.origin()} would be lost. Leave model.knn out, or save the "
-            "graph without edge_attr"
-        )
-
-
 def build_trainer(
     setup: Setup, *, ranks: Ranks = Ranks(), stop: StopRequest | None = None
 ) -> GNNTrainer:
@@ -257,7 +245,6 @@ def build_trainer(
         kernel=kernel,
         ranks=ranks,
         stop=stop,
-        is_static=choose_static(config, setup.task, kernel, device, model),
     )
     _describe_model(setup, trainer.about.num_parameters)
     log.info("%s%s", schedule, decay)
@@ -274,11 +261,6 @@ def _describe_model(setup: Setup, num_parameters: int) -> None:
     log.info("model: %s, %s parameters, on %s", title, f"{num_parameters:,}", setup.device)
     if config.model.is_foreign:
         log.info("%s", describe_foreign(setup.kind, encoder, setup.data))
-    if knn := getattr(config.model, "knn", 0):
-        log.info(
-            "the graph's edges are not used: model.knn=%d compares all pairs of a batch's nodes",
-            knn,
-        )
     if setup.table is not None:
         log.info(
             "table: %s, scaled and warmed up as the model's%s",

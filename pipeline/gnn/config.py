@@ -104,7 +104,6 @@ class ModelConfig:
 MODELS = {
     "deepergcn": ("deepgcn", "DeeperGCN", options.DeeperGCNOptions),
     "revgnn": ("reversible", "RevGNN", options.RevGNNOptions),
-    "equilibrium": ("equilibrium", "EquilibriumGNN", options.EquilibriumOptions),
     "rgcn": ("relational", "RGCN", options.RGCNOptions),
     "hgt": ("relational", "HGT", options.HGTOptions),
     "pyg": ("pyg", "PyGModel", options.PyGOptions),
@@ -513,17 +512,6 @@ class GNNTrainConfig(TrainConfig):
         "Precision: fp32; bf16 by autocast; fp16 by autocast with a dynamic loss scale.",
         choices=("fp32", "bf16", "fp16"),
     )
-    cuda_graph: str = key(
-        "auto",
-        "Replay training steps as CUDA graphs, which saves the time of Python. auto: on a "
-        "GPU where batches have one shape. true: the run ends with an error where they do not. "
-        "false: never.",
-        choices=("auto", "true", "false"),
-        changes_numbers=False,
-    )
-
-    def __post_init__(self) -> None:
-        self.cuda_graph = self.cuda_graph.lower()  # YAML reads true as a truth value
 
 
 @dataclass
@@ -745,18 +733,6 @@ RULES = (
         "data.components=all, largest or a number",
     ),
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
-    *(
-        Rule(
-            {"model.knn": _is_set},
-            name,
-            allowed,
-            "neighbours are found by features, not along edges",
-        )
-        for name, allowed in (
-            ("loader.name", ("cluster", "graph")),
-            ("evaluation.method", ("exact", "views")),
-        )
-    ),
     Rule({"kernel": ("pyg",)}, "model.name", ("pyg",), "other models have no layers of PyG's"),
     *(
         Rule(
@@ -768,7 +744,6 @@ RULES = (
         for name, allowed in (
             ("model.name", ("deepergcn",)),
             ("task.name", ("node",)),
-            ("model.knn", (0,)),
         )
     ),
     *(
@@ -798,11 +773,6 @@ RULES = (
                 "whole is a single cluster",
             ),
             ("task.name", ("node",), "the memory of pairs is not known beforehand"),
-            (
-                "model.knn",
-                (0,),
-                "the memory of all pairs of a batch's nodes is not known beforehand",
-            ),
         )
     ),
 )

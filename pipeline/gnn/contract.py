@@ -47,21 +47,6 @@ class Task(Protocol):
     def is_defined(self, split: str) -> bool: ...
 
 
-class StaticTask(Protocol):
-    """A task whose loss can be computed by operations whose shapes do not depend on values.
-
-    `draw` draws the random numbers of a batch on the CPU, if there are some. `static_loss` computes what `loss` does.
-    `has_static_loss` tells whether the task can do so with its options.
-    """
-
-    @property
-    def has_static_loss(self) -> bool: ...
-    def draw(self, batch: Data, rng: torch.Generator) -> Tensor | None: ...
-    def static_loss(
-        self, model: torch.nn.Module, batch: Data, drawn: Tensor | None
-    ) -> tuple[Tensor, Tensor]: ...
-
-
 class Loader(Protocol):
     """Batches that are a pure function of the seed, the round and the share.
 

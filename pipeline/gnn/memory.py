@@ -203,8 +203,8 @@ def describe(setup: Setup) -> str:
 
 
 def is_known(setup: Setup) -> bool:
-    """Tell whether the memory of a run is known beforehand: that of all pairs of a batch, say, is not."""
-    return type(setup.loader) is ClusterLoader and not getattr(setup.config.model, "knn", 0)
+    """Tell whether the memory of a run is known beforehand."""
+    return type(setup.loader) is ClusterLoader
 
 
 def measure(setup: Setup) -> Footprint:

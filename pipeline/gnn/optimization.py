@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from parallel_epochs.models.networks.encoders import TypeEncoder
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.gnn.average import WeightAverage
 from parallel_epochs.pipeline.gnn.config import GNNConfig
@@ -24,17 +23,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
 }
 
-# Values of keys with which all batches have one shape, but for the number of their edges.
-STATIC: dict[str, tuple] = {
-    "train.optimizer": ("adam", "adamw"),
-    "loader.name": ("cluster",),
-    "partition.name": ("random", "whole"),
-    "features.name": ("data",),
-    "model.name": ("deepergcn", "pyg"),
-    "model.knn": (0,),
-    "model.edge_dropout": (0.0,),
-    "model.virtual_node": ("none",),
-}
 # train.epochs=auto chooses about so many steps, and epochs in this range.
 STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 10_000, 8, 200
 
@@ -140,56 +128,3 @@ def check_precision(precision: str, device: torch.device) -> None:
             "train.precision=bf16 needs a GPU of compute capability 8.0 or more; "
             f"{torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}. Set train.precision=fp16"
         )
-
-
-def choose_static(
-    config: GNNConfig, task: Task, kernel: str, device: torch.device, model: torch.nn.Module
-) -> bool:
-    """Choose whether steps run on static tensors, and say in the log why not.
-
-    Args:
-        kernel: what aggregates messages.
-
-    Raises:
-        ValueError: train.cuda_graph=true, and that is not possible.
-    """
-    asked = config.train.cuda_graph
-    if asked == "false":
-        return False
-    if device.type == "cpu":
-        if asked == "true":
-            raise ValueError(
-                "train.cuda_graph=true needs a GPU; this run has device=cpu. Leave train.cuda_graph out"
-            )
-        return False
-    reason = _why_not_static(config, task, kernel)
-    if any(isinstance(part, TypeEncoder) for part in model.modules()):
-        reason = "nodes of several types, of which each batch has other numbers"
-    if reason and asked == "true":
-        raise ValueError(
-            f"train.cuda_graph=true needs batches of one shape and fused kernels; this run has {reason}. "
-            "Leave train.cuda_graph out"
-        )
-    log.info(
-        "training steps: %s",
-        f"not captured in CUDA graphs, as this run has {reason}"
-        if reason
-        else "captured in CUDA graphs",
-    )
-    return not reason
-
-
-def _why_not_static(config: GNNConfig, task: Task, kernel: str) -> str:
-    """Return the key for which steps cannot run on static tensors, or an empty text."""
-    for name, allowed in STATIC.items():
-        part, key = name.split(".")
-        value = getattr(getattr(config, part), key, None)
-        if value is not None and value not in allowed:
-            return f"{part if key == 'name' else name}={value}"
-    if not kernel.startswith("fused"):
-        return f"kernel={kernel}"
-    return (
-        ""
-        if getattr(task, "has_static_loss", False)
-        else "a loss whose shape depends on the labels"
-    )

@@ -7,7 +7,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,15 +14,9 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.check import find_large
 from parallel_epochs.pipeline.gnn.average import WeightAverage
-from parallel_epochs.pipeline.gnn.contract import Loader, StaticTask, Task, autocast
+from parallel_epochs.pipeline.gnn.contract import Loader, Task, autocast
 from parallel_epochs.pipeline.gnn.features import NodeTable, load_weights, weights_of
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
-from parallel_epochs.pipeline.gnn.static_step import (
-    SMALLEST_SCALE,
-    CudaRecorder,
-    Recorder,
-    StaticStep,
-)
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import About, Progress, RoundNumbers, Step
@@ -32,6 +25,9 @@ from parallel_epochs.pipeline.run.schedule import Decay, DecayOptions, Schedule
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
+
+# The scale of a loss in float16 is not halved below this.
+SMALLEST_SCALE = 2.0**-14
 
 
 class GNNTrainer:
@@ -54,8 +50,6 @@ class GNNTrainer:
         prefetch: batches drawn ahead.
         kernel: what aggregates messages, for the log.
         stop: looked at in every step.
-        is_static: whether steps run on static tensors, so that a GPU can replay them. See :mod:`.static_step`.
-        recorder: what captures such steps; by default CUDA graphs on a GPU, and none on the CPU.
 
     Attributes:
         rows: predictions of the last evaluation, until the next step; none on other ranks than the first.
@@ -81,8 +75,6 @@ class GNNTrainer:
         kernel: str = "",
         ranks: Ranks = Ranks(),
         stop: StopRequest | None = None,
-        is_static: bool = False,
-        recorder: Recorder | None = None,
     ):
         self.model, self.optimizer, self.task, self.loader, self.schedule = (
             model,
@@ -113,22 +105,6 @@ class GNNTrainer:
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
         self._sync = GradientSync(model, ranks, stop, table=None if table is None else table.weight)
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        self._static: StaticStep | None = None
-        if is_static:
-            self._static = StaticStep(
-                model,
-                optimizer,
-                cast(StaticTask, task),
-                device=device,
-                precision=precision,
-                scaler=self._scaler,
-                max_norm=clip_grad_norm or math.inf,
-                average=average,
-                sync=self._sync,
-                num_ranks=ranks.num_ranks,
-                recorder=recorder or (CudaRecorder(device) if device.type == "cuda" else None),
-                graph=loader.data,
-            )
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self.numbers: RoundNumbers | None = None
@@ -152,8 +128,6 @@ class GNNTrainer:
         background = self._background_rounds()
         self.model.train()
         num_left = schedule.num_steps - progress.step_in_round
-        if self._static is not None:
-            self._static.begin(progress)
         batches = _padded(background.batches(progress.round), num_left * schedule.accumulate)
         for group in _grouped(batches, schedule.accumulate):
             pulse.beat(f"step {progress.step_in_round + 1} of round {progress.round + 1}")
@@ -163,9 +137,7 @@ class GNNTrainer:
                 progress.step_in_round,
                 lr=self._decay.lr(progress.step, progress.epochs),
             )
-            agreed, norm = (self._step if self._static is None else self._take_static)(
-                group, progress.lr
-            )
+            agreed, norm = self._step(group, progress.lr)
             progress.step += 1
             progress.step_in_round += 1
             progress.loss_sum += agreed.loss_sum
@@ -173,7 +145,6 @@ class GNNTrainer:
             progress.grad_norm = float(norm)
             yield Step(progress.step, progress.step_in_round == schedule.num_steps, agreed.stop)
 
-        self._settle()
         self.numbers = RoundNumbers(
             loss=progress.mean_loss,
             lr=progress.lr,
@@ -191,8 +162,8 @@ class GNNTrainer:
         rng = seed_torch(
             "dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank
         )
-        for group in self.optimizer.param_groups:  # a CUDA graph reads it in float32
-            group["lr"] = lr if self.device.type == "cpu" else torch.tensor(lr).item()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         self.optimizer.zero_grad()
         if self.table is not None:
             self.table.zero_grad()
@@ -241,29 +212,6 @@ class GNNTrainer:
         if self._average is not None:
             self._average.update()
         return agreed, norm if torch.isfinite(norm) else torch.tensor(progress.grad_norm)
-
-    def _take_static(self, batches: Iterable[Data | None], lr: float) -> tuple[Agreement, Tensor]:
-        """Take a step whose numbers are read later, except for the first one of a run and those of several ranks."""
-        assert self._static is not None
-        progress = self.progress
-        rng = seed_torch(
-            "dropout", self._seed, progress.round, progress.step_in_round, self._ranks.rank
-        )
-        agreed = self._static.take(batches, lr, rng, progress.step_in_round)
-        if progress.first_loss is None or self._ranks.num_ranks > 1:
-            self._settle(agreed)
-        return Agreement(0.0, 0.0, agreed.stop, []), torch.tensor(progress.grad_norm)
-
-    def _settle(self, agreed: Agreement | None = None) -> None:
-        """Wait for the steps on static tensors, and read their numbers.
-
-        Raises:
-            FloatingPointError: a loss or a gradient is not finite; the weights are those before.
-        """
-        if self._static is not None and (found := self._static.settle(self.progress)) is not None:
-            loss, norm, where = found
-            agreed = Agreement(loss, 0.0, False, [] if agreed is None else agreed.broken)
-            raise self._not_finite(agreed, norm, where, self.loader.data)
 
     def _on_device(self, batch: Data, rng: torch.Generator) -> Data:
         if self.table is not None:
@@ -335,7 +283,6 @@ class GNNTrainer:
 
     def state(self) -> dict:
         """Return all that a resumed run needs to go on with the same bits."""
-        self._settle()
         return {
             "model": self.weights(),
             "optimizer": self.optimizer.state_dict(),
@@ -362,8 +309,6 @@ class GNNTrainer:
             self._scaler.load_state_dict(state["scaler"])
         self._decay.load(state.get("decay", {}))
         self.progress = Progress(**state["progress"])
-        if self._static is not None:  # tensors were replaced
-            self._static.forget()
 
     def _background_rounds(self) -> BackgroundRounds:
         """Return the thread that makes the batches, started when the first of them is needed."""

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
+from parallel_epochs.models.edge_index import cut_into_blocks
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.memory import machine_memory
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from parallel_epochs.models.aggregate.reference_in_blocks import cut_into_blocks
+from parallel_epochs.models.edge_index import cut_into_blocks
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.graph.union import expand
 from parallel_epochs.pipeline.knowledge.build import build_probe, split_triples

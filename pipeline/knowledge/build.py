@@ -298,7 +298,6 @@ def settle_parts(part: Part, ranks: Ranks) -> tuple[torch.device, int]:
         least=AUTO_NUMBERS,
         what=f"numbers of entities{of_parts}",
         ranks=ranks,
-        in_triton=False,
         needed=STEP_COPIES * step + int(needed),
         says=not is_auto or one_vs_all,
     )

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.embedding import layout, spectral
 from parallel_epochs.models.embedding.layout import Drawn, LayoutOptions
+from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.block_training.open import describe_graph
 from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.node_names import unpack_names
@@ -25,7 +26,6 @@ from parallel_epochs.pipeline.graph.node_parts import (
     deal_nodes,
     sort_into_blocks,
 )
-from parallel_epochs.pipeline.layout import tiled
 from parallel_epochs.pipeline.layout.config import LayoutConfig, LayoutTrainerConfig
 from parallel_epochs.pipeline.layout.nearest import keep_neighbors
 from parallel_epochs.pipeline.layout.probe import (
@@ -45,6 +45,8 @@ from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.words import count
 
+# Points from which on device=auto takes a GPU.
+AUTO_POINTS = 20_000
 log = logging.getLogger(__name__)
 
 # Standard deviation of the first places along an axis, from which layouts grow, and of what tells equal ones apart.
@@ -161,10 +163,10 @@ def build_trainer(
 ) -> LayoutTrainer:
     """Build what places points, for this rank."""
     config, data = part.config, part.data
-    options, train, device = config.trainer, config.train, tiled.settle_device(part, ranks)
+    options, train = config.trainer, config.train
     with ranks.first_then_others():  # what is compiled or found, the others find
         walks.library(), layout.LIBRARY.get()
-        kept = prepare(part, device)
+        kept = prepare(part, _settle_device(part, ranks))
     matrix, parts, components = weigh(config, data, kept)
     mass = np.asarray(matrix.sum(1)).ravel()
     mass = torch.from_numpy(np.where(mass > 0, mass, 0)[parts.node.numpy()])
@@ -187,8 +189,8 @@ def build_trainer(
         early_fraction=options.early_fraction,
     )
     probe = build_probe(config, data)
-    trainer = (tiled.TiledLayoutTrainer if tiled.trains_tiles(device) else LayoutTrainer)(
-        positions[parts.node].contiguous().to(device),
+    trainer = LayoutTrainer(
+        positions[parts.node].contiguous(),
         parts,
         make_blocks,
         LayoutOptions(
@@ -203,8 +205,6 @@ def build_trainer(
         ranks=ranks,
         stop=stop,
     )
-    if isinstance(trainer, tiled.TiledLayoutTrainer):
-        trainer.set_weights(matrix, walks.negative_frequency(mass, options.negative_exponent))
     log.info(
         "model: layout of %s in %d dimensions, from %s places; %s weighted pairs an epoch, %s, %s an epoch",
         count(data.num_nodes, "point"),
@@ -215,6 +215,15 @@ def build_trainer(
         count(trainer.about.num_steps, "step"),
     )
     return trainer
+
+
+def _settle_device(part: Part, ranks: Ranks) -> torch.device:
+    """Return the device that compares all pairs of points; the CPU moves them."""
+    if part.data.edge_index is not None:  # nothing is compared
+        return torch.device("cpu")
+    needed = 4 * neighbors.GPU_DISTANCES
+    size = part.data.num_nodes
+    return settle(part, size=size, least=AUTO_POINTS, what="points", needed=needed, ranks=ranks)
 
 
 def _first_places(

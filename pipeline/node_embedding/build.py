@@ -15,9 +15,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
-from parallel_epochs.models.embedding.pair_tiles import PAIR_BYTES, fits_tile
 from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
-from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.block_training.open import label_columns
 from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.opened import Part
@@ -30,7 +28,6 @@ from parallel_epochs.pipeline.node_embedding.config import (
     NodeEmbeddingTrainerConfig,
 )
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
-from parallel_epochs.pipeline.node_embedding.tiled import OF_TILE, TiledTrainer
 from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer, Plan, plan_walks
 from parallel_epochs.pipeline.run import seeds
 from parallel_epochs.pipeline.run.log import format_score
@@ -193,15 +190,11 @@ def build_trainer(
         else MemoryStorage()
     )
     heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
-    degree, device = degrees(edge_index)[parts.node], _settle_device(part, plan, ranks)
-    is_tiled, negatives = trains_tiles(device), None
-    if is_tiled:
-        heads, tails = (
-            (heads.to(device),) * 2 if heads is tails else (heads.to(device), tails.to(device))
-        )
-    else:
-        negatives = Negatives(*walks.negative_tables(parts.ptr, degree, options.negative_exponent))
-    trainer = (TiledTrainer if is_tiled else NodeEmbeddingTrainer)(
+    degree = degrees(edge_index)[parts.node]
+    negatives = Negatives(*walks.negative_tables(parts.ptr, degree, options.negative_exponent))
+    if config.device.startswith("cuda"):
+        log.warning("device=%s: the CPU trains, as vectors have no kernel for GPUs", config.device)
+    trainer = NodeEmbeddingTrainer(
         sampler,
         parts,
         heads,
@@ -223,45 +216,8 @@ def build_trainer(
         ranks=ranks,
         stop=stop,
     )
-    if isinstance(trainer, TiledTrainer):
-        trainer.set_degrees(degree, walks.negative_frequency(degree, options.negative_exponent))
     _say(options, plan, trainer)
     return trainer
-
-
-def trains_tiles(device: torch.device) -> bool:
-    """Tell whether vectors are trained in the tiles of a GPU."""
-    return device.type == "cuda"
-
-
-def _settle_device(part: Part, plan: Plan, ranks: Ranks) -> torch.device:
-    options, num_nodes = part.config.trainer, part.data.num_nodes
-    is_auto, is_wide = (
-        part.config.device == "auto",
-        not fits_tile(options.dim, options.num_negatives // OF_TILE),
-    )
-    if options.tables == "disk" or is_auto and (is_wide or options.model == "spectral"):
-        return part.device
-    episode = min(plan.walks_per_episode, plan.num_walks) * plan.pairs_of_walk
-    needed = (
-        PAIR_BYTES * episode + 8 * Table.numbers_per_row(options.dim, options.optimizer) * num_nodes
-    )
-    why_cpu = (
-        f"tiles of trainer.dim={options.dim} and trainer.num_negatives={options.num_negatives} are too large "
-        "for a GPU"
-        if is_wide
-        else ""
-    )
-    return settle(
-        part,
-        size=num_nodes,
-        least=AUTO_NODES,
-        what="nodes",
-        needed=needed,
-        ranks=ranks,
-        in_triton=True,
-        why_cpu=why_cpu,
-    )
 
 
 def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor) -> Tensor:

@@ -167,9 +167,10 @@ class NodeEmbeddingTrainer(BlockTrainer):
             if number < self.num_rounds and number not in self._drawn:
                 self._drawn[number] = self._pool.submit(self._draw, number)
         drawn, seconds = self._drawn.pop(round_).result()
-        return Round(self._receive(drawn, round_), seconds)
+        self._pairs = drawn
+        return Round(int(drawn.counts.sum()), seconds)
 
-    def _draw(self, round_: int) -> tuple[Pairs | Tensor, float]:
+    def _draw(self, round_: int) -> tuple[Pairs, float]:
         start, plan = time.perf_counter(), self._walk_plan
         first = round_ * plan.walks_per_episode
         walks = self._sampler.draw(
@@ -178,23 +179,14 @@ class NodeEmbeddingTrainer(BlockTrainer):
             seeds.key("walks", self._seed),
             num_threads=self._num_threads,
         )
-        return self._collect(walks), time.perf_counter() - start
-
-    def _collect(self, walks: Tensor) -> Pairs | Tensor:
-        """Prepare the pairs of walks in the thread that draws them."""
-        return collect_pairs(
+        pairs = collect_pairs(
             walks,
             self.parts,
-            distance=self._walk_plan.distance,
-            both=self._walk_plan.both,
+            distance=plan.distance,
+            both=plan.both,
             num_threads=self._num_threads,
         )
-
-    def _receive(self, drawn: Pairs | Tensor, round_: int) -> int:
-        """Take what :meth:`_collect` returned; returns the number of pairs."""
-        assert isinstance(drawn, Pairs)
-        self._pairs = drawn
-        return int(drawn.counts.sum())
+        return pairs, time.perf_counter() - start
 
     def _train(self, tasks: list[list[tuple[int, int]]]) -> tuple[float, float]:
         pairs, ptr, num_parts = self._pairs, self.parts.ptr.tolist(), self.parts.num_parts

@@ -274,7 +274,6 @@ ROWS: tuple[Row, ...] = (
     _test("kernels of sums", "triton_cases.py", "nothing_to_aggregate"),
     _test("kernels of attention", "triton_attention_cases.py", "graphs_without_edges"),
     _test("kernels of messages", "triton_messages_cases.py", "ties_divide"),
-    _test("kernels of pairs in tiles", "triton_tiles_cases.py", "stay_apart"),
     _test("kernels of rows far away", "triton_gather_cases.py", "no_rows"),
     Row(
         "training, stopping and resuming",
@@ -350,7 +349,6 @@ ROWS: tuple[Row, ...] = (
         40,
         *FLAGSHIP,
         *EPOCHS,
-        "train.cuda_graph=false",
         small=TINY_FLAGSHIP,
         compared="epoch of the flagship",
     ),

@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from parallel_epochs.models import DeeperGCN
-from parallel_epochs.pipeline.gnn.static_step import WARM_UP, CudaRecorder
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
@@ -51,11 +50,10 @@ def bench_step(
             8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused"
         ).to(place)
 
-    def stepper(model: torch.nn.Module, edge_index: torch.Tensor, capturable: bool = False):
+    def stepper(model: torch.nn.Module, edge_index: torch.Tensor):
         return make_step(
             model,
             lambda: binary_cross_entropy_with_logits(model(x, edge_index, data.edge_attr), data.y),
-            capturable=capturable,
         )
 
     model = build(pyg_layers)
@@ -67,14 +65,6 @@ def bench_step(
     compared = side_by_side(theirs, ours, repeat, inner=3)
     compared |= extra_of_both(theirs, ours)
     write_row({**row, "layers": pyg_layers, **compared})
-    for num_layers in dict.fromkeys((pyg_layers, layers)) if place.type == "cuda" else ():
-        write_row(
-            {
-                **row,
-                "layers": num_layers,
-                **_replayed(build(num_layers), stepper, data.edge_index, repeat),
-            }
-        )
     if layers != pyg_layers:
         say(f"{layers} layers without PyG, whose step would keep 1.1 GiB for every third layer")
         deep = stepper(build(layers), data.edge_index)
@@ -89,20 +79,6 @@ def bench_step(
                 **_beside_others(build(pyg_layers), stepper, plain, ours, repeat),
             }
         )
-
-
-def _replayed(model: DeeperGCN, stepper: Callable, edge_index: torch.Tensor, repeat: int) -> dict:
-    """Time a step that a GPU replays as a CUDA graph; without columns of numbers where it cannot be captured."""
-    recorder, step = CudaRecorder(edge_index.device), stepper(model, edge_index, capturable=True)
-    try:
-        for _ in range(WARM_UP):
-            recorder.run(step)
-        replay = recorder.capture(step)
-    except Exception as error:  # of whatever kind the driver raises
-        say(f"no replays: {one_line(error)[:200]}")
-        return {}
-    replay()
-    return {f"replayed_{name}": value for name, value in spread_of(replay, 5 * repeat).items()}
 
 
 def _beside_others(

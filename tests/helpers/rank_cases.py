@@ -1,18 +1,12 @@
 """What test_ranks.py lets every rank do; the processes import it by name."""
 
-import itertools
-import signal
-from functools import partial
-
 import torch
 import torch.distributed as dist
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.gnn import build as of_gnn
 from parallel_epochs.pipeline.gnn.config import GNNConfig as Config
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.run.ranks import Ranks, join
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import GradientSync
@@ -87,42 +81,6 @@ def poisoned(ranks: Ranks, stop: StopRequest, config: Config, folder, content_ha
     if ranks.rank == 1:
         NodeTask.loss = nan_once
     training._train_launched(ranks, stop, config, folder, "test", content_hash, None)
-
-
-class Replays:
-    """Replays the parts of a step by calling them again."""
-
-    def run(self, function) -> None:
-        function()
-
-    def capture(self, function):
-        return function
-
-
-def train_statically(
-    ranks: Ranks,
-    stop: StopRequest,
-    config: Config,
-    folder,
-    content_hash: str,
-    is_static: bool,
-    last_step: int,
-) -> dict | None:
-    """Train with the loss of static steps, on static tensors or not; rank 1 is asked to stop after some steps."""
-    take, num_steps = GNNTrainer._take_static, itertools.count(1)
-
-    def take_and_stop(self, batches, lr):
-        if ranks.rank == 1 and next(num_steps) == last_step:
-            stop._signum.value = signal.SIGTERM
-        return take(self, batches, lr)
-
-    NodeTask.loss = lambda self, model, batch, rng: self.static_loss(
-        model, batch, self.draw(batch, rng)
-    )
-    GNNTrainer._take_static = take_and_stop
-    of_gnn.choose_static = lambda *args: is_static
-    of_gnn.GNNTrainer = partial(GNNTrainer, recorder=Replays())
-    return training._train_launched(ranks, stop, config, folder, "test", content_hash, None)
 
 
 def fail(ranks: Ranks, stop: StopRequest) -> None:

@@ -41,16 +41,6 @@ GRAPH = [
     "model.hidden_channels=16",
     "loader.batch_size=7",
 ]
-KNN = [
-    "data=digits",
-    "data.train_fraction=0.3",
-    "model.num_layers=2",
-    "model.hidden_channels=8",
-    "model.knn=4",
-    "model.knn_dilation=2",
-    "model.knn_epsilon=0.3",
-    "model.norm=batch",
-]
 TRIPLES = [
     "trainer=knowledge",
     "data=math",
@@ -206,7 +196,6 @@ ROWS: dict[str, list[str]] = {
     ],
     "cluster: the reference's kernel": [*TOY, "kernel=reference"],
     "revgnn": [*TOY, "model=revgnn", *DROPPED],
-    "equilibrium": [*TOY, "model=equilibrium", *DROPPED],
     "rgcn": [*TOY, "model=rgcn", *DROPPED],
     "hgt": [*TOY, "model=hgt", *DROPPED],
     "pyg": [*TOY, "model=pyg", "model.kwargs.heads=2", "model.norm=batch", *DROPPED],
@@ -219,7 +208,6 @@ ROWS: dict[str, list[str]] = {
         *DROPPED,
     ],
     "custom": [*TOY, "model=custom", "model.path=tests.helpers.nets.Net"],
-    "dynamic edges": [*KNN, "partition.num_parts=3"],
     "neighbor": NEIGHBOR,
     "neighbor: label inputs, sampled evaluation": [
         *NEIGHBOR,

@@ -18,15 +18,10 @@ from triton.backends.compiler import GPUTarget
 
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
-from parallel_epochs.models.embedding import layout_gpu, skipgram_gpu
-from parallel_epochs.models.embedding.layout import LayoutOptions
-from parallel_epochs.models.embedding.pair_tiles import Tiles
-from parallel_epochs.models.embedding.skipgram import SkipGramOptions, Table
-from parallel_epochs.models.kernels import gather, gpu_norm, sorting
-from parallel_epochs.models.messages import gpu_attention, gpu_gated, gpu_messages
+from parallel_epochs.models.kernels import gather, sorting
+from parallel_epochs.models.messages import gpu_attention, gpu_messages
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.messages.scores import SCORES
-from parallel_epochs.models.structure import Structure
 
 LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -41,16 +36,24 @@ TYPES = {
 
 
 def compile_launch(kernel, grid, *args, num_warps, **constants) -> None:
-    signature, aligned = dict.fromkeys(constants, "constexpr"), {}
+    signature, constexprs, aligned = dict.fromkeys(constants, "constexpr"), {**constants}, {}
+
+    def describe(value, path):
+        if isinstance(value, tuple):
+            parts = [describe(part, (*path, i)) for i, part in enumerate(value)]
+            return type(value)(*parts)
+        if isinstance(value, torch.Tensor):
+            aligned[path] = [["tt.divisibility", 16]]
+            return TYPES[value.dtype]
+        if value is None or isinstance(value, triton.language.constexpr):
+            constexprs[path] = getattr(value, "value", None)
+            return "constexpr"
+        return "fp32" if isinstance(value, float) else "i64" if value >= 2**31 else "i32"
+
     for i, (name, value) in enumerate(zip(kernel.arg_names, args, strict=False)):
-        if value is None:
-            signature[name], constants[name] = "constexpr", None
-        elif isinstance(value, torch.Tensor):
-            signature[name], aligned[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
-        else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
+        signature[name] = describe(value, (i,))
     source = triton.compiler.ASTSource(
-        kernel, signature=signature, constexprs=constants, attrs=aligned
+        kernel, signature=signature, constexprs=constexprs, attrs=aligned
     )
     options = dict(num_warps=num_warps, enable_fp_fusion=True)
     compiled = triton.compile(source, target=HOPPER, options=options)
@@ -164,41 +167,6 @@ def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index
     )
 
 
-def compile_several(parts, channels):
-    print(f"several reductions, {parts}, {channels} channels")
-    edges, values = (
-        sorting.sort_edges(torch.randint(100, (2, 2000)), 100, 100),
-        torch.zeros(100, channels),
-    )
-    results, ties = gpu_messages.reduce_several(values, edges, parts, True)
-    gpu_messages.differentiate_several(results, results, ties, values, edges, parts)
-
-
-def compile_gated(channels, edge_dim):
-    print(f"gated sums, {channels} channels, {edge_dim} edge features")
-    edges = Structure(*sorting.sort_edges(torch.randint(100, (2, 2000)), 100, 100))
-    features = (
-        (torch.zeros(2000, edge_dim), torch.zeros(2 * channels, edge_dim))
-        if edge_dim
-        else (None, None)
-    )
-    given = torch.zeros(100, channels), torch.zeros(100, 2 * channels), *features
-    for name, order, written in (
-        ("forward", edges.by_destination, given[0]),
-        ("source", edges.by_source, given[1]),
-        ("destination", edges.by_destination, given[0]),
-    ):
-        gpu_gated.run_on_gpu(
-            name,
-            given,
-            order,
-            100,
-            written,
-            given[0],
-            torch.zeros(2000, edge_dim) if edge_dim and name == "destination" else None,
-        )
-
-
 def compile_gather(columns, dtype, *, num_near):
     print(f"gather, {columns} columns, {dtype}, {num_near} near rows")
     near, slot = (
@@ -214,50 +182,11 @@ def compile_gather(columns, dtype, *, num_near):
         )
 
 
-def compile_skipgram(dim, num_negatives, optimizer):
-    print(f"skip-gram, {dim} numbers, {num_negatives} negatives, {optimizer}")
-    none, ends = torch.zeros(3, dtype=torch.int64), torch.zeros(8, num_negatives, dtype=torch.int32)
-    tables = [Table.zeros(8, dim, optimizer) for _ in range(2)]
-    skipgram_gpu.train(
-        *tables,
-        Tiles(ends, ends, none, none, 2),
-        0,
-        SkipGramOptions(optimizer=optimizer),
-        torch.zeros(2, dtype=torch.float64),
-        lr=0.05,
-    )
-
-
-def compile_norm(channels, dropout):
-    print(f"norm, {channels} channels, dropout {dropout}")
-    x, weight, seed = (
-        torch.zeros(99, channels),
-        torch.zeros(channels),
-        torch.zeros(1, dtype=torch.int64),
-    )
-    _, mean, scale = gpu_norm.forward(x, weight, weight, seed, 1e-5, dropout)
-    gpu_norm.backward(x, x, mean, scale, weight, weight, seed, 1e-5, dropout)
-
-
-def compile_layout(dim, num_negatives):
-    print(f"layout, {dim} dimensions, {num_negatives} negatives")
-    none, ends = torch.zeros(3, dtype=torch.int64), torch.zeros(8, num_negatives, dtype=torch.int32)
-    layout_gpu.train(
-        torch.zeros(8, dim),
-        Tiles(ends, ends, none, none, 2),
-        0,
-        LayoutOptions(),
-        torch.zeros(2, dtype=torch.float64),
-        lr=0.05,
-        attraction=1.0,
-    )
-
-
 if __name__ == "__main__":
     gpu.register(
         "cpu"
     )  # only registers the functions for CPU tensors; their launches go to compile_launch
-    gpu.launch = gpu_norm.run = skipgram_gpu.run = gpu_norm.run = compile_launch
+    gpu.launch = compile_launch
     chosen = sys.argv[1] if len(sys.argv) > 1 else "all"
     if len(sys.argv) > 2:
         compile_problem(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
@@ -267,31 +196,19 @@ if __name__ == "__main__":
             compile_attention(score, 16, 8, loops=True, dropout=0.1)
         compile_messages("u_div_e", "max", (4, 16), (4, 1), dtype=torch.bfloat16)
         compile_messages("copy_u", "sum", (64,), ())
-        compile_several("sum square max min", 64)
-        compile_gated(64, 8)
-        compile_norm(64, 0.1)
-        compile_norm(256, 0.0)
         compile_problem("softmax", 64, 8)
         compile_problem("max", 64, 0)
         compile_problem("softmax", 64, 8, num_relations=8)
         compile_problem("softmax", 130, 8, need_attr=True, dtype=torch.bfloat16)
-        compile_skipgram(128, 16, "sgd")
         compile_gather(100, torch.float32, num_near=4)
         compile_gather(8, torch.bfloat16, num_near=0)
-        compile_layout(2, 8)
     if chosen == "some":
         sys.exit()
-    for dim, optimizer in ((100, "adam"), (512, "adagrad")):
-        compile_skipgram(dim, 16, optimizer)
-    compile_layout(3, 64)
     for score in SCORES:
         compile_attention(score, 130, 0, dtype=torch.bfloat16)
     compile_attention("gatv2", 64, 20, loops=True)
     for reduce in ("sum", "min"):
         compile_messages("u_div_e", reduce, (4, 16), (4, 1), dtype=torch.bfloat16)
-    compile_several("max", 200)
-    for sizes in ((64, 0), (130, 15), (64, 32)):
-        compile_gated(*sizes)
     compile_messages("v_sub_u", "max", (200,), (1,), index=torch.int64)
     for aggr in (kind for kind in ops.KINDS if kind != "max"):
         compile_problem(aggr, 64, 0)

@@ -5,26 +5,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel_epochs.models.aggregate import gpu
-from parallel_epochs.models.kernels import gpu_norm, norm, sorting
-from parallel_epochs.models.messages import (
-    cpu,
-    fused,
-    gated,
-    gpu_gated,
-    gpu_messages,
-    ops,
-    several,
-    update_all,
-)
-from parallel_epochs.models.structure import Structure
+from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.messages import fused, gpu_messages, ops, update_all
 from tests.helpers.operators import opcheck
 from tests.helpers.triton_process import choose_device, more
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
-from tests.models.messages import test_several as reductions
 from tests.models.messages.test_fused import check, run
 
-norm_forward, norm_backward = norm.forward._kernels["cpu"], norm.backward._kernels["cpu"]
-DEVICE = choose_device(gpu, gpu_gated, gpu_messages)
+DEVICE = choose_device(gpu, gpu_messages)
 
 
 @pytest.fixture(autouse=True)
@@ -54,27 +42,6 @@ def make(message, left, right, num_edges=12, *, hub=0, num_src=5, num_dst=4, see
 def check_case(message, reduce, left, right=(), *, num_src=5, num_dst=4, **options):
     edge_index, operands = make(message, left, right, num_src=num_src, num_dst=num_dst, **options)
     check(edge_index, message, reduce, operands, num_src=num_src, num_dst=num_dst)
-
-
-@pytest.mark.parametrize(
-    "num_rows, channels, dropout", [(37, 20, 0.3), (70, 64, 0.0), (3, 130, 0.5), (0, 8, 0.1)]
-)
-def test_norms_drop_what_the_cpu_drops(num_rows, channels, dropout):
-    draw = torch.Generator().manual_seed(num_rows)
-    x, grad = torch.randn(2, num_rows, channels, generator=draw)
-    weight, bias = torch.randn(2, channels, generator=draw)
-    seed, options = torch.tensor([-12345678901]), (1e-5, dropout)
-    expected = norm_forward(x, weight, bias, seed, *options)
-    expected += norm_backward(grad, x, *expected[1:], weight, bias, seed, *options)
-    x, grad, weight, bias, seed = (tensor.to(DEVICE) for tensor in (x, grad, weight, bias, seed))
-    found = gpu_norm.forward(x, weight, bias, seed, *options)
-    found += gpu_norm.backward(grad, x, *found[1:], weight, bias, seed, *options)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
-    assert torch.equal(found[0].cpu() == 0, expected[0] == 0)
-    assert (
-        len({tensor.untyped_storage()._cdata for tensor in found}) == 6
-    )  # torch refuses results that share memory
 
 
 @pytest.mark.parametrize(
@@ -118,92 +85,6 @@ def test_a_row_of_many_chunks(message, reduce, flip):
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize(
-    "parts, num_edges, channels",
-    [
-        (cpu.PARTS, 0, 3),
-        (cpu.PARTS, 200, 20),
-        (("sum",), 40, 3),
-        (("square", "min"), 40, 130),
-        *more(*((parts, 40, 3) for parts in reductions.EVERY)),
-    ],
-)
-def test_several_reductions(parts, num_edges, channels):
-    """Small whole numbers have many ties. A destination and a source lie in more chunks than are merged at once."""
-    values = torch.randint(
-        -3, 4, (reductions.NUM_SRC, 1, channels), generator=torch.Generator().manual_seed(3)
-    )
-    edges, values = (
-        reductions.graph(num_edges, num_edges * 2 // 5).to(DEVICE),
-        values.float().to(DEVICE),
-    )
-    reductions.check(edges, values, parts, atol=1e-4, rtol=1e-5)
-    first, second = (
-        several.reduce_several(edges, values * 0.1, reductions.NUM_DST, parts) for _ in range(2)
-    )
-    assert all(torch.equal(first[name], second[name]) for name in parts)
-
-
-@pytest.mark.parametrize(
-    "edge_dim, channels, num_edges, hub",
-    [
-        (None, 20, 150, 70),
-        (3, 20, 150, 70),
-        (18, 12, 40, 0),
-        (2, 130, 20, 0),
-        (2, 3, 0, 0),
-        *more((0, 5, 40, 0), (32, 70, 60, 30)),
-    ],
-)
-def test_gated_sums(edge_dim, channels, num_edges, hub):
-    """A destination and a source lie in more chunks than are merged at once, and two runs agree to the bit.
-
-    Behind the edges that the pointers count there are others, as in a static batch.
-    """
-    g = torch.Generator().manual_seed(4)
-    structure = sorting.sort_edges(
-        reductions.graph(num_edges, hub).to(DEVICE), reductions.NUM_SRC, reductions.NUM_DST
-    )
-    structure = [
-        part if k % 3 == 0 else torch.cat([part, part[:3]]) for k, part in enumerate(structure)
-    ]
-    features = (
-        ()
-        if edge_dim is None
-        else ((num_edges, edge_dim), (channels, edge_dim), (channels, edge_dim))
-    )
-    rows = (
-        (reductions.NUM_DST, channels),
-        (reductions.NUM_SRC, channels),
-        (reductions.NUM_SRC, channels),
-    )
-    inputs = [torch.randn(shape, generator=g).to(DEVICE) for shape in (*rows, *features)]
-    weights = torch.randn(rows[0], generator=g).to(DEVICE)
-    missing = [None] * (6 - len(inputs))
-
-    def exact(key, query, value, attr, of_gate, of_value):
-        src, dst = reductions.graph(num_edges, hub).to(DEVICE)
-        gate, message = key[dst] + query[src], value[src]
-        if attr is not None:
-            gate, message = gate + attr @ of_gate.t(), message + attr @ of_value.t()
-        return torch.zeros_like(key).index_add(0, dst, gate.sigmoid() * message)
-
-    def compute(function, dtype):
-        leaves = [value.to(dtype, copy=True).requires_grad_() for value in inputs]
-        out = function(*leaves, *missing)
-        return out, *torch.autograd.grad(out, leaves, weights.to(dtype))
-
-    def ours(*given):
-        return gated.sum_gated(*given, Structure(*structure))
-
-    found = compute(ours, torch.float32)
-    for one, again, other in zip(
-        found, compute(ours, torch.float32), compute(exact, torch.float64), strict=True
-    ):
-        assert torch.equal(one, again)
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5 * max(1, hub))
-
-
 def test_ties_divide_the_gradient():
     edge_index, operands = make("copy_u", (2,), (), 60, hub=40)
     operands["u"] = (operands["u"] * 2).round()
@@ -221,8 +102,6 @@ def test_nan_and_infinity_are_those_of_the_reference(reduce):
             for kernel in ("fused", "reference")
         )
         torch.testing.assert_close(ours, theirs, equal_nan=True)
-        several_results = several.reduce_several(edge_index, operands["u"], 4, (reduce,))[reduce]
-        torch.testing.assert_close(several_results, theirs, equal_nan=True)
 
 
 @pytest.mark.parametrize("num_src, num_dst", [(3, 2), (3, 0), (0, 2)])

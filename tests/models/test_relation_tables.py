@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric import nn as pyg
 
-from parallel_epochs.models import DeeperGCN, EquilibriumGNN, GENConv, RevGNN
+from parallel_epochs.models import DeeperGCN, GENConv, RevGNN
 from parallel_epochs.models.networks.blockwise import InBlocks
 from tests.helpers.graphs import random_graph
 
@@ -75,7 +75,6 @@ def forward_of_one_hot(
         (DeeperGCN, dict(aggr="add", msg_norm=True), (None, torch.linspace(1, 2, 40))),
         (RevGNN, dict(edge_dropout=0.4), ()),
         (RevGNN, dict(tied=True, num_groups=4, aggr="softmax"), ()),
-        (EquilibriumGNN, dict(num_layers=30, tolerance=1e-9), ()),
     ],
     ids=lambda value: (
         " ".join(map(str, value)) if isinstance(value, dict) else getattr(value, "__name__", "")
@@ -196,7 +195,7 @@ def test_wrong_relations_are_refused():
                 IndexError, match=f"the relation {wrong:g} at edge 17, but relations are the whole"
             ):
                 model(DATA.x, DATA.edge_index, attr)
-    for model in (DeeperGCN, RevGNN, EquilibriumGNN):
+    for model in (DeeperGCN, RevGNN):
         with pytest.raises(
             ValueError, match="built for num_relations=4, but there is no edge_attr"
         ):
@@ -216,10 +215,6 @@ def test_wrong_relations_are_refused():
         (
             dict(num_relations=3, edge_dim=2, edge_tables=[3, 4]),
             "num_relations=3 cannot be combined with edge_tables=[3",
-        ),
-        (
-            dict(num_relations=3, edge_dim=1, knn=5),
-            "knn=5 builds its own edges, which have no relations, but num_rel",
         ),
         (dict(type_columns=[[(0, 5)]]), "type_columns has 1 types, but num_categories=0"),
         (

@@ -20,7 +20,6 @@ import parallel_epochs as pe
 from parallel_epochs.models.embedding.triples import MODELS, TripleTables, first_rows
 from parallel_epochs.models.kernels.sorting import sort_edges
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
-from parallel_epochs.models.networks.equilibrium import EquilibriumGNN
 from parallel_epochs.models.networks.pyg import RECIPES, PyGModel, find
 from parallel_epochs.models.networks.relational import HGT, RGCN
 from parallel_epochs.models.networks.reversible import RevGNN
@@ -411,11 +410,6 @@ def test_the_table_has_every_layer(tmp_path):
 @pytest.mark.parametrize(
     "build, reason",
     [
-        (
-            lambda: EquilibriumGNN(6, 8, 3, 3),
-            r"EquilibriumGNN cannot be written as a program: what it "
-            r"does depends on numbers that it computes \(equilibrium.py, \w+\), and a program always does the same",
-        ),
         (
             lambda: Own(),
             r"Own cannot be written as a program: the operator parallel_epochs.sort_edges",

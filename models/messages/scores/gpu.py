@@ -22,7 +22,7 @@ def score_edges(p, keys, queries, z):
         if p.SCORE == "gat":
             return x, activated * LOG2_E
         else:
-            return x, tl.sum(activated * p.att[None, :], 1) * LOG2_E
+            return x, tl.sum(activated * p.vector[None, :], 1) * LOG2_E
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def split(p, grad, x, queries):
     elif p.SCORE == "gat":
         return grad, grad, grad
     else:
-        return grad * p.att[None, :], grad * p.att[None, :], grad * x
+        return grad * p.vector[None, :], grad * p.vector[None, :], grad * x
 
 
 @triton.jit
@@ -55,4 +55,4 @@ def sum_keys(p, grad, queries):
     elif p.SCORE == "gat":
         return tl.sum(grad, 0)
     else:
-        return tl.sum(grad, 0) * p.att
+        return tl.sum(grad, 0) * p.vector

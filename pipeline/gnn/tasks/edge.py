@@ -28,7 +28,7 @@ class EdgeTask(NodeTask):
         hides: whether edges that are learned are left out of the messages.
     """
 
-    hides, has_static_loss = True, False
+    hides = True
 
     def draw(self, batch: Data, rng: torch.Generator) -> Float[Tensor, " num_nodes"] | None:
         """Draw the numbers that decide which labels are inputs, or which edges are not learned."""

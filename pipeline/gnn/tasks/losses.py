@@ -1,6 +1,5 @@
 """Losses of classes and of binary tasks: label smoothing, weights of rare labels, and the focal loss."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -116,33 +115,6 @@ class LabelLoss:
             if self._is_binary
             else self._of_classes(logits, y[:, 0], weights)
         )
-
-    @property
-    def has_mask(self) -> bool:
-        """Tell whether :meth:`masked` computes this loss."""
-        return not self._options.focal_gamma
-
-    def masked(
-        self,
-        logits: Float[Tensor, "num_rows num_labels"],
-        y: Shaped[Tensor, "num_rows columns"],
-        learned: Bool[Tensor, " num_rows"],
-    ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
-        """Compute the same of the `learned` rows alone, by operations whose shapes do not depend on their number."""
-        weights = None if self.weights is None else on_device(self.weights, y.device)
-        logits = torch.where(learned.unsqueeze(1), logits, 0.0)
-        if self._is_binary:
-            return self._of_tasks(logits, torch.where(learned.unsqueeze(1), y, math.nan), weights)
-        label = torch.where(learned, y[:, 0], 0)
-        count = learned.sum() if weights is None else (weights[label].double() * learned).sum()
-        return F.cross_entropy(
-            logits,
-            label.masked_fill(~learned, IGNORED),
-            weight=weights,
-            reduction="sum",
-            ignore_index=IGNORED,
-            label_smoothing=self._options.label_smoothing,
-        ), count
 
     def __str__(self) -> str:
         """Say how the loss differs from the plain one; "" if it does not."""

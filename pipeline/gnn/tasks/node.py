@@ -186,30 +186,6 @@ class NodeTask:
         """Draw the numbers, on the CPU, that decide which labels are inputs; none if no labels are."""
         return torch.rand(batch.train_mask.shape, generator=rng) if self.label_input else None
 
-    @property
-    def has_static_loss(self) -> bool:
-        """Tell whether :meth:`static_loss` computes this loss."""
-        return type(self).loss is NodeTask.loss and (
-            self.label_loss is None or self.label_loss.has_mask
-        )
-
-    def static_loss(
-        self, model: torch.nn.Module, batch: Data, drawn: Float[Tensor, " num_nodes"] | None
-    ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
-        """Compute :meth:`loss` by operations whose shapes do not depend on the number of labels.
-
-        Args:
-            drawn: what :meth:`draw` returned, on the device of the batch.
-        """
-        shown, learned = self._divide(batch, drawn)
-        logits = self._predict(model, self._hide(batch, learned), shown).float()
-        if self.label_loss is not None:
-            return self.label_loss.masked(logits, batch.y, learned)
-        learned = learned.unsqueeze(1)
-        return self._loss_of_values(
-            torch.where(learned, logits, 0.0), torch.where(learned, batch.y, math.nan)
-        )
-
     def _loss_of_values(
         self, logits: Float[Tensor, "num_rows out_channels"], y: Float[Tensor, "num_rows columns"]
     ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, cpu, reference
+from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, cpu
 from tests.helpers.shapes import unchecked
 from tests.helpers.tensors import same_for_any_threads
 from tests.models.aggregate.test_fused import assert_close, check, graph, off_the_bounds, run
@@ -94,16 +94,6 @@ def test_the_reference_is_that_of_one_hot_columns(aggr, edge_dim):
         torch.testing.assert_close(ours["bias"], plain["bias"])
         torch.testing.assert_close(ours["edge_attr"][:, 1:], plain["edge_attr"][:, 6:])
         assert (ours["edge_attr"][:, 0] == 0).all()
-
-
-def test_blocks_of_the_reference(monkeypatch):
-    edge_index, inputs, grad = related_graph(20, 30, 200, 6, 3)
-    inputs |= SCALARS
-    whole = run(edge_index, inputs, grad, aggr="softmax", kernel="reference", dtype=torch.float64)
-    monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 30)
-    ours = run(edge_index, inputs, grad, aggr="softmax", kernel="reference", dtype=torch.float64)
-    for name, expected in whole.items():
-        assert expected is None or torch.allclose(ours[name], expected, rtol=1e-10), name
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ import shutil
 
 import pytest
 import torch
-from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, reference
-from tests.helpers.tensors import Largest
 from tests.models.aggregate.test_fused import LEARNS, graph, run
 
 pytestmark = pytest.mark.skipif(
@@ -136,66 +134,3 @@ IN_BLOCKS = [
     for column, order in enumerate(("plain", "col", "row", "unsorted"))
     for place, features in enumerate((3, None, "encoded"))
 ]
-
-
-@pytest.mark.parametrize("aggr, order, features", IN_BLOCKS)
-def test_blocks_change_nothing_but_rounding(aggr, order, features, monkeypatch):
-    edge_index, inputs, grad = graph(
-        40,
-        30,
-        900,
-        channels=8,
-        hub=200,
-        encoded=features == "encoded",
-        edge_dim=features if isinstance(features, int) else None,
-    )
-    inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
-    if order != "plain":
-        edge_index = EdgeIndex(edge_index, sparse_size=(40, 30))
-        if order != "unsorted":
-            edge_index, perm = edge_index.sort_by(order)
-            if features is not None:
-                inputs["edge_attr"] = inputs["edge_attr"][perm]
-    whole = run(edge_index, inputs, grad, aggr=aggr, kernel="reference", dtype=torch.float64)
-    calls, aggregate_edges = [], reference.aggregate_edges
-    monkeypatch.setattr(
-        reference,
-        "aggregate_edges",
-        lambda *args, **kw: calls.append(1) or aggregate_edges(*args, **kw),
-    )
-    monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 100)
-    ours = run(edge_index, inputs, grad, aggr=aggr, kernel="reference", dtype=torch.float64)
-    assert len(calls) >= 2 * 8
-    for name, expected in whole.items():
-        if expected is not None:
-            torch.testing.assert_close(ours[name], expected)
-
-
-@pytest.mark.parametrize("order", ["plain", "col"])
-def test_no_tensor_is_larger_than_a_block(order, monkeypatch):
-    monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 100)
-    edge_index, inputs, grad = graph(50, 50, 3000, channels=16, edge_dim=2)
-    if order == "col":
-        edge_index = EdgeIndex(edge_index, sparse_size=(50, 50)).sort_by("col").values
-    with Largest(torch.is_floating_point) as sizes:
-        run(edge_index, inputs, grad, aggr="softmax", kernel="reference")
-    # The features of all edges and those of all nodes are there anyway; messages of all edges would be 48,000.
-    assert sizes.elements <= 3000 * 2
-
-
-def test_gradients_of_gradients_through_blocks(monkeypatch):
-    edge_index, inputs, _ = graph(10, 10, 60, channels=4, edge_dim=2)
-    results = []
-    for most in (1000, 10):
-        monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", most)
-        leaves = [
-            inputs[name].double().requires_grad_() for name in ("x", "edge_attr", "weight", "bias")
-        ]
-        leaves.append(torch.tensor([1.3], dtype=torch.float64, requires_grad=True))
-        out = aggregate(leaves[0], edge_index, *leaves[1:4], t=leaves[4], kernel="reference")
-        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-        results.append(
-            [*first, *torch.autograd.grad(sum(part.square().sum() for part in first), leaves)]
-        )
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
+from parallel_epochs.models import DeeperGCN, RevGNN
 from parallel_epochs.models.convs.edge_dropout import draw_kept, drop_edges
 from parallel_epochs.models.edge_index import keep_edges
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
@@ -19,7 +19,6 @@ MODELS = {
     "deepergcn": DeeperGCN,
     "checkpointed": functools.partial(DeeperGCN, gradient_checkpointing=True),
     "revgnn": RevGNN,
-    "equilibrium": EquilibriumGNN,
     "pyg": functools.partial(PyGModel, conv="GINEConv"),
     "PyG's attention": functools.partial(
         PyGModel, conv="GATConv", kernel="pyg", kwargs={"add_self_loops": False}
@@ -111,7 +110,7 @@ def test_layers_see_some_edges_in_training_and_all_in_evaluation(name):
     seen = edges_of_layers(model)
     assert all(0.4 * len(every) < len(edges) < 0.8 * len(every) for edges in seen)
     # Layers that are applied again and again, or inverted, have one draw in common.
-    assert (len({str(edges) for edges in seen}) == 1) == (name in ("revgnn", "equilibrium"))
+    assert (len({str(edges) for edges in seen}) == 1) == (name == "revgnn")
     assert edges_of_layers(model)[:3] == seen[:3], "the draw is a function of torch's random state"
     assert all(edges == every for edges in edges_of_layers(model.eval()))
 

@@ -7,7 +7,6 @@ import torch
 from torch_geometric import EdgeIndex, nn as pyg
 from torch_geometric.utils import to_torch_coo_tensor
 
-from parallel_epochs.models.aggregate import reference_in_blocks
 from parallel_epochs.models.networks import pyg as stacks
 from parallel_epochs.models.networks.foreign import NUM_EDGES as NUM, LargestOfEdges, tiny_graph
 from tests.helpers import building
@@ -143,8 +142,7 @@ def assert_same(ours, theirs, x, edges, attr, *, pygs_edges=None, tolerance=1e-9
 
 
 @pytest.mark.parametrize("name, arguments, options, features", LAYERS, ids=IDS)
-def test_output_and_gradients_are_pygs(name, arguments, options, features, said, monkeypatch):
-    monkeypatch.setattr(reference_in_blocks, "MAX_ELEMENTS", 100)  # blocks of few edges
+def test_output_and_gradients_are_pygs(name, arguments, options, features, said):
     ours, theirs = layers(name, arguments, options)
     x, edges, attr = inputs(features)
     ours.kernel = "reference"

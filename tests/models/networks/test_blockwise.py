@@ -60,7 +60,6 @@ def test_predictions_are_those_of_one_forward(block, options, num_rows, num_edge
     "model, says",
     [
         (RevGNN(5, 8, 2, 2), "RevGNN has layers that read all nodes at once"),
-        (DeeperGCN(5, 8, 2, 2, knn=3), "model.knn compares all nodes"),
         (DeeperGCN(5, 8, 2, 2, virtual_node="mean"), "a virtual node reads all nodes"),
         (DeeperGCN(5, 8, 2, 2, pool="mean"), "model.pool reads all nodes of a graph"),
         (DeeperGCN(5, 8, 2, 2), ""),

@@ -13,7 +13,7 @@ from torch_geometric import EdgeIndex, nn as pyg
 
 from parallel_epochs import models
 from parallel_epochs.models import DeeperGCN, GENConv
-from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS
+from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS, reference
 from parallel_epochs.models.aggregate.reference import aggregate
 from parallel_epochs.models.networks.graph_model import GraphModel
 from parallel_epochs.models.networks.heads import POOLS
@@ -118,16 +118,15 @@ def test_softmax_of_large_logits_is_finite():
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
-def test_blocks_of_destinations_change_nothing(aggr):
+def test_blocks_of_destinations_change_nothing(aggr, monkeypatch):
     data = random_graph(50, 400, 0)
     x, weight, bias = torch.randn(50, 6), torch.randn(6, 3), torch.randn(6)
     with torch.no_grad():
         args = (x, data.edge_index, data.edge_attr, weight, bias)
         whole = aggregate(*args, aggr=aggr, t=0.5, p=2.0)
         for block in (1, 7, 100):
-            torch.testing.assert_close(
-                aggregate(*args, aggr=aggr, t=0.5, p=2.0, max_block_edges=block), whole
-            )
+            monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", block)
+            torch.testing.assert_close(aggregate(*args, aggr=aggr, t=0.5, p=2.0), whole)
     plain = aggregate(x, data.edge_index.as_tensor().long(), *args[2:], aggr=aggr, t=0.5, p=2.0)
     torch.testing.assert_close(plain, whole)
 

@@ -98,7 +98,7 @@ COMMANDS = [
     (
         TRAIN,
         "model=gcn",
-        "model=gcn is unknown; choose one of auto, custom, deepergcn, equilibrium, gatedgcn, hgt, "
+        "model=gcn is unknown; choose one of auto, custom, deepergcn, gatedgcn, hgt, "
         "pyg, revgnn, rgcn; did you mean rgcn?",
     ),
     (
@@ -148,7 +148,7 @@ COMMANDS = [
     (
         TRAIN,
         "+experiment=digits model=custom model.path=a.B model.norm=layer",
-        "model.norm is a key of model=deepergcn, model=revgnn, model=equilibrium, model=rgcn, model=hgt and "
+        "model.norm is a key of model=deepergcn, model=revgnn, model=rgcn, model=hgt and "
         "model=pyg alone",
     ),
     (
@@ -350,8 +350,7 @@ COMMANDS = [
     (
         TRAIN,
         "model.name=gat",
-        "model.name=gat is unknown; choose one of deepergcn, revgnn, equilibrium, rgcn, "
-        "hgt, pyg, custom, auto",
+        "model.name=gat is unknown; choose one of deepergcn, revgnn, rgcn, hgt, pyg, custom, auto",
     ),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
     (

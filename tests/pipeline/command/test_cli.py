@@ -10,7 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from parallel_epochs.models import DeeperGCN, EquilibriumGNN, RevGNN
+from parallel_epochs.models import DeeperGCN, RevGNN
 from parallel_epochs.models.convs.fused_conv import KERNELS
 from parallel_epochs.models.networks.relational import HGT, RGCN
 from parallel_epochs.pipeline import keys, training
@@ -78,7 +78,6 @@ def test_the_stated_defaults_are_the_default_run(tmp_path):
     [
         ("deepergcn", DeeperGCN),
         ("revgnn", RevGNN),
-        ("equilibrium", EquilibriumGNN),
         ("rgcn", RGCN),
         ("hgt", HGT),
     ],

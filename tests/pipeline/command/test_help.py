@@ -100,11 +100,6 @@ REFUSED = {
         "model=pyg",
         "model.norm=group",
     ): "model.norm=group is unknown; choose one of layer, batch, none",
-    (
-        "pipeline.train",
-        "model=equilibrium",
-        "model.tolerance=0",
-    ): "model.tolerance must be more than 0, not 0.0",
     ("pipeline.train", "data=file", "data.path=no.pt"): "data.path=no.pt does not exist in ",
     (
         "pipeline.train",

@@ -42,7 +42,6 @@ MODELS = [
             ["model=pyg", "model.conv=SAGEConv"],
             ["kernel=reference"],
             ["model.block=dense"],
-            ["model=equilibrium"],
         )
     ),
 ]
@@ -217,7 +216,6 @@ def test_sizes(text, size):
             ["partition=whole", AUTO],
             "auto needs partition=random or .*this run has partition=whole",
         ),
-        ([AUTO, "model.knn=4"], "auto needs model.knn=0, .*this run has model.knn=4"),
         ([AUTO, "task=link"], "auto needs task=node, .*this run has task=link"),
     ],
 )

@@ -162,7 +162,6 @@ def test_likeliest_classes_and_their_probabilities(columns, run, tmp_path):
     [
         ([], ["exact", "views", "neighbor"]),
         pytest.param(["model=revgnn"], ["exact"], marks=pytest.mark.slow),
-        pytest.param(["model=equilibrium"], ["exact"], marks=pytest.mark.slow),
         pytest.param(["model=pyg", "model.conv=SAGEConv"], ["views"], marks=pytest.mark.slow),
         *(
             pytest.param([f"model={name}"], ["exact"], marks=pytest.mark.slow)
@@ -170,7 +169,7 @@ def test_likeliest_classes_and_their_probabilities(columns, run, tmp_path):
         ),
         (["model=custom", "model.path=tests.helpers.nets.Headed"], ["exact"]),
     ],
-    ids=["deepergcn", "revgnn", "equilibrium", "pyg", "rgcn", "hgt", "custom"],
+    ids=["deepergcn", "revgnn", "pyg", "rgcn", "hgt", "custom"],
 )
 def test_embeddings_are_what_the_head_reads(
     model, methods, classes, run, configure, tmp_path, monkeypatch

@@ -120,7 +120,6 @@ def test_sizes_that_do_not_fit_are_refused():
         (["model=revgnn"], "model=revgnn"),
         (["model=pyg"], "model=pyg"),
         (["task=link", "data=ogb_link"], "task=link"),
-        (["model.knn=3"], "model.knn=3"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(overrides, message, configure):

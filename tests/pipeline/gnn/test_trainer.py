@@ -34,7 +34,7 @@ def train_rounds(trainer) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["deepergcn", "revgnn", "equilibrium", "rgcn", "hgt", "pyg"])
+@pytest.mark.parametrize("model", ["deepergcn", "revgnn", "rgcn", "hgt", "pyg"])
 def test_half_precision_learns_what_full_precision_does(model, configure):
     config, losses = configure(*TOY, f"model={model}", "train.epochs=6", "train.eval_every=6"), {}
     for precision in ("fp32", "bf16", "fp16"):

@@ -425,38 +425,6 @@ def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, con
 
 
 @pytest.mark.slow
-def test_static_steps_of_two_ranks_give_the_bits_of_usual_ones_also_after_a_stop(
-    configure, tmp_path
-):
-    """A rank has no batch in some steps, and two in others."""
-    config = configure(
-        *TWO,
-        "parallel=split",
-        "partition.num_parts=5",
-        "train.accumulate=2",
-        "train.ema=0.9",
-        "train.precision=fp16",
-        "train.clip_grad_norm=0.5",
-        "model.dropout=0.1",
-        "train.label_input=0.3",
-    )
-    content_hash, found = load(config.data, config.cache_dir).content_hash, []
-    for name, is_static, last_step in (
-        ("usual", False, 0),
-        ("static", True, 0),
-        ("stopped", True, 9),
-    ):
-        (tmp_path / name).mkdir()
-        args = 2, 1, StopRequest(), config, tmp_path / name, content_hash, is_static
-        if last_step:
-            assert launch(rank_cases.train_statically, *args, last_step) is None
-            args = 2, 1, StopRequest(), *args[3:]
-        found.append(launch(rank_cases.train_statically, *args, 0))
-    assert len({summary["weights_sha256"] for summary in found}) == 1, found
-    assert len(rounds_of(tmp_path / "stopped")) == len(rounds_of(tmp_path / "static")) == 8
-
-
-@pytest.mark.slow
 def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
     folder, cache, _ = undisturbed
     three = [*TWO, "parallel.num_ranks=3", "train.epochs=11"]

@@ -7,7 +7,6 @@ from torch_geometric.data import Batch
 
 from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks.categories import TableEncoder
-from parallel_epochs.models.networks.equilibrium import EquilibriumGNN
 from parallel_epochs.models.networks.heads import pool_graphs
 from parallel_epochs.models.networks.pyg import PyGModel
 from parallel_epochs.models.networks.reversible import RevGNN
@@ -238,7 +237,6 @@ def test_a_batch_is_predicted_and_learned_as_by_pygs_layers_and_ogbs_encoders(ke
         (DeeperGCN, {"block": "dense"}),
         (DeeperGCN, {"fold_edge_encoder": False}),
         (RevGNN, {}),
-        (EquilibriumGNN, {"tolerance": 1e-6, "num_layers": 30}),
     ],
 )
 @pytest.mark.parametrize("pool", ["mean", "sum", "max"])
