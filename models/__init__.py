@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from parallel_epochs.models.convs.attention_convs import GATConv, GATv2Conv, TransformerConv
     from parallel_epochs.models.convs.gated_conv import ResGatedGraphConv
     from parallel_epochs.models.convs.gen_conv import GENConv
+    from parallel_epochs.models.convs.hgt_conv import HGTConv
     from parallel_epochs.models.convs.relation_conv import RGCNConv
     from parallel_epochs.models.convs.sum_convs import (
         GCNConv,
@@ -34,6 +35,7 @@ __all__ = [
     "GINConv",
     "GINEConv",
     "GraphConv",
+    "HGTConv",
     "LinkModel",
     "LinkPredictor",
     "RGCNConv",
@@ -47,6 +49,7 @@ _MODULES = (
     "convs.attention_convs",
     "convs.gated_conv",
     "convs.gen_conv",
+    "convs.hgt_conv",
     "convs.relation_conv",
     "convs.sum_convs",
     "networks.deepgcn",

@@ -69,7 +69,8 @@ def find_structure(
     """
     if not isinstance(edge_index, EdgeIndex):
         return _sort(edge_index, num_src, num_dst)
-    if edge_index.sort_order is None:
+    # PyG keeps what it sorts in the edges, and torch.export refuses inputs that change.
+    if edge_index.sort_order is None or torch.compiler.is_exporting():
         return _sort(edge_index.as_tensor(), num_src, num_dst)
     (indptr, src), position = edges.compress(edge_index, by="col")
     by_destination = edges.pad(indptr, num_dst, "destination"), src, position

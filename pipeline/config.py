@@ -152,8 +152,7 @@ class RunConfig:
     averages_runs: ClassVar[bool] = False
     # The command `explain` takes predictions of its runs.
     explains: ClassVar[bool] = False
-    # The meaning of device=auto for this product: "auto", a GPU if there is one; or "cpu", unless the size of the data
-    # speaks for a GPU (:func:`pipeline.block_training.device.settle`).
+    # The meaning of device=auto for this product: "auto", a GPU if there is one; or "cpu", where GPUs are experimental.
     auto_device: ClassVar[str] = "auto"
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {"data": ("source", DATA_SCHEMAS)}
 

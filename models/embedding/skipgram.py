@@ -65,10 +65,6 @@ class Table:
             make(num_rows if optimizer == "adam" else 0),
         )
 
-    def to(self, device: torch.device) -> "Table":
-        """Return the table on another device."""
-        return Table(*(tensor.to(device) for tensor in self.tensors().values()))
-
     @staticmethod
     def numbers_per_row(dim: int, optimizer: str) -> int:
         """Count the float32 numbers that a table keeps for each row."""

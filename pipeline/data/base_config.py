@@ -105,8 +105,8 @@ class DataConfig:
         when={"task.name": ("link",)},
     )
     device: str = key(
-        "auto",
-        "Where the graph lies while batches are made. cuda: on the GPU. pinned: its structure on "
+        "cpu",
+        "Experimental: where the graph lies while batches are made on a GPU. cuda: on the GPU. pinned: its structure on "
         "the GPU, its features in page-locked memory. cpu: in the machine's memory. auto: the first of "
         "these that fits beside the model.",
         choices=("auto", "cpu", "cuda", "pinned"),

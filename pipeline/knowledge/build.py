@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 from parallel_epochs.models.embedding import distances
 from parallel_epochs.models.embedding.triples import MODELS, TripleModel, TripleTables, first_rows
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
@@ -33,9 +32,8 @@ log = logging.getLogger(__name__)
 # Largest share of triples whose entities another relation links the other way round by accident.
 COPIED = 0.5
 
-# Numbers of entities' vectors from which on device=auto takes a GPU, and tensors of the size of a step's scores or rows
-# that a step holds there.
-AUTO_NUMBERS, STEP_COPIES = 1_000_000, 6
+# Tensors of the size of a step's scores or rows that a step holds on a GPU.
+STEP_COPIES = 6
 # Largest number of parts of the entities, and the share of a GPU's free memory that two of them may take.
 MOST_PARTS, SHARE = 256, 0.9
 
@@ -284,25 +282,11 @@ def settle_parts(part: Part, ranks: Ranks) -> tuple[torch.device, int]:
         ValueError: the run asks for a GPU that cannot train this.
     """
     options, (tables, step) = part.config.trainer, estimate_bytes(part.config, part.data)
-    size, is_auto = part.data.num_nodes * options.dim, options.num_parts == keys.AUTO
-    one_vs_all = options.loss == "one_vs_all"
-    needed = tables if one_vs_all else 0 if is_auto else tables * min(2 / options.num_parts, 1)
-    of_parts = (
-        ""
-        if is_auto or options.num_parts == 1
-        else f", two of {options.num_parts} parts at a time,"
-    )
-    device = settle(
-        part,
-        size=size,
-        least=AUTO_NUMBERS,
-        what=f"numbers of entities{of_parts}",
-        ranks=ranks,
-        needed=STEP_COPIES * step + int(needed),
-        says=not is_auto or one_vs_all,
-    )
-    if not is_auto or one_vs_all:
-        return device, 1 if one_vs_all else options.num_parts
+    device = part.device
+    if options.loss == "one_vs_all":
+        return device, 1
+    if options.num_parts != keys.AUTO:
+        return device, options.num_parts
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()
     room = free - STEP_COPIES * step
     num_parts = torch.tensor(
@@ -312,17 +296,11 @@ def settle_parts(part: Part, ranks: Ranks) -> tuple[torch.device, int]:
     )
     ranks.max_(num_parts)
     if num_parts > (most := most_parts(part.data)):
-        why = (
-            f"{format_bytes(free)} of the GPU are free, but a step takes {format_bytes(STEP_COPIES * step)}, and "
-            f"two of {most} parts of the entities {format_bytes(2 * tables / most)}"
+        raise ValueError(
+            f"device={part.config.device}: {format_bytes(free)} of the GPU are free, but a step takes "
+            f"{format_bytes(STEP_COPIES * step)}, and two of {most} parts of the entities "
+            f"{format_bytes(2 * tables / most)}. Lower trainer.batch_size or trainer.num_negatives, or set device=cpu"
         )
-        if part.config.device != "auto":
-            raise ValueError(
-                f"device={part.config.device}: {why}. Lower trainer.batch_size or trainer.num_negatives, "
-                "or set device=cpu"
-            )
-        log.info("device=auto: the CPU: %s", why)
-        return torch.device("cpu"), 1
     if num_parts > 1:
         log.info(
             "trainer.num_parts=auto: %d parts. The tables and their optimizer take %s, and %s of the GPU are "

@@ -13,7 +13,6 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.embedding import layout, spectral
 from parallel_epochs.models.embedding.layout import Drawn, LayoutOptions
-from parallel_epochs.pipeline.block_training.device import settle
 from parallel_epochs.pipeline.block_training.open import describe_graph
 from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.node_names import unpack_names
@@ -45,8 +44,6 @@ from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.words import count
 
-# Points from which on device=auto takes a GPU.
-AUTO_POINTS = 20_000
 log = logging.getLogger(__name__)
 
 # Standard deviation of the first places along an axis, from which layouts grow, and of what tells equal ones apart.
@@ -95,8 +92,8 @@ def check_data(config: LayoutConfig, data: Data) -> None:
             f"of {config.data.origin()}: set it to {num_points - 1} at most, and trainer.perplexity to "
             "less"
         )
-    may_be_on_gpu = config.device != "cpu" and torch.cuda.is_available()
-    neighbors.check_search(options.neighbors, num_points, on_gpu=may_be_on_gpu)
+    on_gpu = config.device.startswith("cuda")
+    neighbors.check_search(options.neighbors, num_points, on_gpu=on_gpu)
 
 
 def _metrics(data: Data) -> list[str]:
@@ -166,7 +163,7 @@ def build_trainer(
     options, train = config.trainer, config.train
     with ranks.first_then_others():  # what is compiled or found, the others find
         walks.library(), layout.LIBRARY.get()
-        kept = prepare(part, _settle_device(part, ranks))
+        kept = prepare(part, part.device)
     matrix, parts, components = weigh(config, data, kept)
     mass = np.asarray(matrix.sum(1)).ravel()
     mass = torch.from_numpy(np.where(mass > 0, mass, 0)[parts.node.numpy()])
@@ -215,15 +212,6 @@ def build_trainer(
         count(trainer.about.num_steps, "step"),
     )
     return trainer
-
-
-def _settle_device(part: Part, ranks: Ranks) -> torch.device:
-    """Return the device that compares all pairs of points; the CPU moves them."""
-    if part.data.edge_index is not None:  # nothing is compared
-        return torch.device("cpu")
-    needed = 4 * neighbors.GPU_DISTANCES
-    size = part.data.num_nodes
-    return settle(part, size=size, least=AUTO_POINTS, what="points", needed=needed, ranks=ranks)
 
 
 def _first_places(

@@ -47,8 +47,6 @@ MAX_DRAWS = 64
 FILLED = 2**20
 # Copies of the vectors that the spectral filter holds.
 COPIES = 8
-# Nodes from which on device=auto takes a GPU: from then on there are 128 parts, a program for each multiprocessor.
-AUTO_NODES = 8192
 
 
 def check(config: NodeEmbeddingConfig) -> None:

@@ -22,14 +22,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from parallel_epochs.models.embedding.pair_tiles import TILE
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import four_digits, say
 
-GROUPS = ("step", "vectors", "knowledge", "large")
+GROUPS = ("step", "knowledge", "large")
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds of a row whose time does not count.
 FIRST = 90
@@ -142,16 +139,6 @@ def _read_metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def read_vectors(output: str, folder: Path) -> list[dict]:
-    """Read a run of vectors, and the traffic of the rows of its pairs: a tile reads and writes each row once."""
-    (found,) = read_run(output, folder)
-    config = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]
-    rows = 2 + config["num_negatives"] // 2 / TILE
-    return [
-        found | {"gb_per_s": four_digits(found["pairs_per_s"] * rows * 2 * 4 * config["dim"] / 1e9)}
-    ]
-
-
 def read_tests(output: str, folder: Path) -> list[dict]:
     """Read the last line of pytest's; of tests that were cut off, count those that passed."""
     lines = (line.strip("= ") for line in reversed(output.splitlines()) if " passed" in line)
@@ -222,7 +209,7 @@ def _test(name: str, file: str, chosen: str) -> Row:
     )
 
 
-def _data(name: str, *what: str, group: str = "vectors") -> Row:
+def _data(name: str, *what: str, group: str) -> Row:
     return Row(
         name,
         group,
@@ -239,16 +226,6 @@ FLAGSHIP = (
     f"data.num_nodes={PROTEINS[0]}",
     f"data.num_edges={PROTEINS[1]}",
 )
-VECTORS = (
-    "trainer=node_embedding",
-    "data=edges",
-    "trainer.metric=auc",
-    "trainer.holdout=0.001",
-    "train.lr=0.025",
-    "trainer.episode_size=100_000_000",
-    "train.epochs=60",
-    "train.eval_every=60",
-)
 POINTS = (
     "trainer=layout",
     "data=vectors",
@@ -259,14 +236,7 @@ POINTS = (
     "train.epochs=5",
     "train.eval_every=5",
 )
-MILLION = (
-    "trainer=layout",
-    "data=edges",
-    "trainer.init=random",
-    "train.epochs=3",
-    "train.eval_every=3",
-)
-# Steps of all sizes are captured by the fourth epoch. An evaluation is not part of an epoch: there is one, at the end.
+# An evaluation is not part of an epoch: there is one, at the end.
 EPOCHS = ("train.epochs=4", "train.eval_every=4")
 TINY_FLAGSHIP = (*TINY, "model.num_layers=3")
 # Rows may use what earlier ones have left over of their limits, and all of them end within --seconds.
@@ -307,8 +277,7 @@ ROWS: tuple[Row, ...] = (
     _train(
         "the graph of the flagship", 150, *FLAGSHIP, command="prepare", small=TINY, turn="first"
     ),
-    _data("data of vectors", "blogcatalog", "million"),
-    _data("data of knowledge and layouts", "triples", "points", "million", group="knowledge"),
+    _data("data of knowledge and layouts", "triples", "points", group="knowledge"),
     _train(
         "relations of arithmetic",
         FIRST,
@@ -329,8 +298,6 @@ ROWS: tuple[Row, ...] = (
         "GCNConv",
         "SAGEConv",
         "GATv2Conv, 4 heads, features",
-        "ResGated",
-        "PNA",
         small=(*FEW, "--cases", "SAGEConv"),
     ),
     _bench(
@@ -345,14 +312,6 @@ ROWS: tuple[Row, ...] = (
     ),
     _train("epoch of the flagship", 40, *FLAGSHIP, *EPOCHS, small=TINY_FLAGSHIP),
     _train(
-        "epoch of the flagship without CUDA graphs",
-        40,
-        *FLAGSHIP,
-        *EPOCHS,
-        small=TINY_FLAGSHIP,
-        compared="epoch of the flagship",
-    ),
-    _train(
         "epoch of the flagship with clusters from the CPU",
         40,
         *FLAGSHIP,
@@ -360,24 +319,6 @@ ROWS: tuple[Row, ...] = (
         "data.device=cpu",
         small=TINY_FLAGSHIP,
         compared="epoch of the flagship",
-    ),
-    _train(
-        "vectors of BlogCatalog",
-        30,
-        "+experiment=deepwalk_blogcatalog",
-        "data.path={cache}/blogcatalog.mat",
-        group="vectors",
-        small=("train.epochs=1",),
-        read=read_vectors,
-    ),
-    _train(
-        "vectors of a million nodes",
-        32,
-        *VECTORS,
-        "data.path={cache}/million.npy",
-        group="vectors",
-        small=("train.epochs=1", "trainer.episode_size=1000"),
-        read=read_vectors,
     ),
     _train(
         "ComplEx of 1000 numbers on FB15k-237",
@@ -389,19 +330,13 @@ ROWS: tuple[Row, ...] = (
         group="knowledge",
         small=("train.epochs=5", "trainer.dim=8"),
     ),
-    *(
-        _train(
-            f"layout of {name}",
-            seconds,
-            *overrides,
-            group="knowledge",
-            small=("train.epochs=1",),
-        )
-        for name, seconds, overrides in (
-            ("digits", 25, ("trainer=layout", "data=digits", "train.epochs=25")),
-            ("a hundred thousand points", 30, (*POINTS, "data.path={cache}/points.npy")),
-            ("a graph of a million nodes", 45, (*MILLION, "data.path={cache}/million.npy")),
-        )
+    _train(
+        "layout of a hundred thousand points",
+        30,
+        *POINTS,
+        "data.path={cache}/points.npy",
+        group="knowledge",
+        small=("train.epochs=1",),
     ),
     _train(
         "epoch of the flagship in bf16",
@@ -447,17 +382,17 @@ def bench_gpu(
 
     Args:
         out: folder of the results, which is new or empty (default: build/gpu).
-        group: groups of rows: step, vectors, knowledge or large (default: the first three).
+        group: groups of rows: step, knowledge or large (default: the first two).
         rows: rows whose name contains one of these texts (default: all).
         seconds: time for all rows. What is left over is named.
         small: run every row in miniature.
-        given: folder with blogcatalog.mat and FB15k-237.tar.gz; what is not there is generated.
+        given: folder with FB15k-237.tar.gz; without it, a graph as large is generated.
 
     Raises:
         ValueError: there is no such group or device, or the folder has results.
     """
     place = choose_device(device)
-    wanted = {*(group or GROUPS[: None if rows else 3])}
+    wanted = {*(group or GROUPS[: None if rows else 2])}
     if unknown := sorted(wanted - {*GROUPS}):
         raise ValueError(f"--group {unknown[0]} is unknown; choose one of {', '.join(GROUPS)}")
     chosen = [

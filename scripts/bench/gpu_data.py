@@ -5,26 +5,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import scipy.io
-import scipy.sparse as sp
-
-
-def write_blogcatalog(folder: Path, given: Path, scale: float) -> None:
-    """Write blogcatalog.mat: 10,312 nodes, 333,983 links and 39 labels."""
-    if (given / "blogcatalog.mat").exists():
-        shutil.copy(given / "blogcatalog.mat", folder)
-        return
-    rng, num_nodes = np.random.default_rng(0), int(10_312 * scale)
-    group = rng.integers(39, size=num_nodes)
-    ends = (num_nodes * rng.random((2, int(333_983 * scale))) ** 2).astype(np.int64)
-    network = sp.coo_array((np.ones(ends.shape[1]), ends), shape=(num_nodes, num_nodes)).tocsc()
-    scipy.io.savemat(
-        folder / "blogcatalog.mat",
-        {
-            "network": ((network + network.T) > 0).astype(np.float64),
-            "group": sp.csc_array(np.eye(39)[group]),
-        },
-    )
 
 
 def write_triples(folder: Path, given: Path, scale: float) -> None:
@@ -55,20 +35,9 @@ def write_points(folder: Path, given: Path, scale: float) -> None:
     )
 
 
-def write_million(folder: Path, given: Path, scale: float) -> None:
-    """Write million.npy: 1,138,499 nodes and 4,945,382 links, as many as Youtube has."""
-    if (folder / "million.npy").exists():  # rows of two groups read it
-        return
-    num_nodes, num_links = int(1_138_499 * scale), int(4_945_382 * scale)
-    ends = num_nodes * np.random.default_rng(0).random((num_links, 2)) ** 2
-    np.save(folder / "million.npy", ends.astype(np.int32))
-
-
 WRITERS = {
-    "blogcatalog": write_blogcatalog,
     "triples": write_triples,
     "points": write_points,
-    "million": write_million,
 }
 
 if __name__ == "__main__":

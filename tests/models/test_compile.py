@@ -8,6 +8,7 @@ import torch
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import DeeperGCN
+from parallel_epochs.models.networks.pyg import PyGModel
 from tests.helpers.graphs import random_graph
 from tests.models.aggregate.test_fused import graph
 from tests.models.networks.test_deepgcn import count_saved_elements
@@ -117,3 +118,22 @@ def test_compiled_gradient_checkpointing_changes_nothing(norm, kernel):
                 result[name], expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
             )
     assert kept[-1] < 0.5 * kept[-2]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        DeeperGCN(8, 16, 3, 2, edge_dim=8),
+        *(PyGModel(8, 16, 3, 2, conv=conv) for conv in ("GATv2Conv", "GCNConv", "SAGEConv")),
+    ],
+    ids=lambda model: getattr(model, "title", "DeeperGCN"),
+)
+def test_export_of_edges_that_know_one_order(model):
+    """PyG would fill in the other order meanwhile, which ends in KeyError: '_T_perm'."""
+    edge_index, inputs, _ = graph(40, 40, 500)
+    edges, order = EdgeIndex(edge_index, sparse_size=(40, 40)).sort_by("col")
+    edges.get_csc()
+    arguments = inputs["x"].detach()[:, :8], edges, inputs["edge_attr"].detach()[order]
+    program = torch.export.export(model.eval(), arguments)
+    assert edges._T_perm is None
+    torch.testing.assert_close(program.module()(*arguments), model(*arguments))

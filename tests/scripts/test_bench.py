@@ -184,10 +184,10 @@ def test_a_row_that_fails_says_why_and_the_next_one_runs(tmp_path, monkeypatch):
                 ("timeit", "-n", "1", "-s", "import time; print('begun')", "time.sleep(60)"),
                 read=gpu.read_tests,
             ),
-            gpu.Row("broken", "vectors", 60, ("json.tool", "{out}/none.json")),
+            gpu.Row("broken", "knowledge", 60, ("json.tool", "{out}/none.json")),
             gpu.Row(
                 "good",
-                "vectors",
+                "knowledge",
                 60,
                 ("calendar", "2000", "2"),
                 read=lambda output, folder: [{"valid": output[:8]}],
@@ -200,7 +200,7 @@ def test_a_row_that_fails_says_why_and_the_next_one_runs(tmp_path, monkeypatch):
     assert "| slow |  | it took longer than 1 s |" in table and "| broken |  | exit status" in table
     assert "No such file or directory" in table and "| good |  | valid " in table
     assert "| slow |  | tests 0 passed until it was ended" in table
-    gpu.bench_gpu(str(tmp_path / "part"), ("vectors",), ("good",), device="cpu")
+    gpu.bench_gpu(str(tmp_path / "part"), ("knowledge",), ("good",), device="cpu")
     assert "slow" not in (tmp_path / "part/table.md").read_text()
     for options, message in (
         ({"group": ("9",)}, "--group 9 is unknown"),

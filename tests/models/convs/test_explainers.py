@@ -16,7 +16,6 @@ ARGUMENTS = {
     "GraphConv": {},
     "TransformerConv": {},
     "ResGatedGraphConv": {},
-    "PNAConv": {"aggregators": ["mean"], "scalers": ["identity"], "deg": torch.tensor([0, 9])},
 }
 
 

@@ -47,16 +47,6 @@ LAYERS = [
     ("GINEConv", (mlp,), {"edge_dim": EDGE_DIM, "train_eps": True}, ATTR),
     ("GINEConv", (mlp,), {"aggr": "max"}, "wide"),
 ]
-PNA = dict(
-    aggregators=["mean", "min", "max", "std"],
-    scalers=["identity", "amplification", "attenuation"],
-    deg=torch.tensor([0, 3, 20, 4]),
-)
-PNA_OTHERS = dict(
-    aggregators=["sum", "var"],
-    scalers=["linear", "inverse_linear"],
-    deg=torch.tensor([1, 3, 20, 4]),
-)
 LAYERS += [
     ("ResGatedGraphConv", (CHANNELS, 19), {}, ""),
     ("ResGatedGraphConv", (CHANNELS, 4), {"edge_dim": EDGE_DIM}, ATTR),
@@ -67,14 +57,6 @@ LAYERS += [
         ATTR,
     ),
     ("ResGatedGraphConv", (-1, 4), {"root_weight": False, "aggr": "mean"}, ""),
-    ("PNAConv", (CHANNELS, 4), PNA, ""),
-    ("PNAConv", (CHANNELS, 4), PNA | {"edge_dim": EDGE_DIM, "towers": 2}, ATTR),
-    (
-        "PNAConv",
-        (CHANNELS, 4),
-        PNA_OTHERS | {"towers": 2, "divide_input": True, "train_norm": True},
-        "",
-    ),
 ]
 BIPARTITE = ("SAGEConv", "GraphConv", "GINConv", "GINEConv", "ResGatedGraphConv")
 IDS = [f"{number}-{name}" for number, (name, *_) in enumerate(LAYERS)]
@@ -270,7 +252,6 @@ def test_edges_that_change_change_their_self_loops():
         ("GINEConv", (lambda: torch.nn.Linear(64, 64),), {"edge_dim": EDGE_DIM}, ATTR),
         ("ResGatedGraphConv", (64, 64), {"edge_dim": EDGE_DIM}, ATTR),
         ("RGCNConv", (64, 64, 2), {}, ""),
-        ("PNAConv", (64, 64), PNA, ""),
     ],
 )
 @pytest.mark.parametrize("kernel", ["fused", "pyg"])
@@ -330,7 +311,6 @@ def test_a_graph_without_edges():
         ("SAGEConv", {"aggr": "max"}),
         ("GraphConv", {}),
         ("ResGatedGraphConv", {}),
-        ("PNAConv", PNA),
     ):
         assert_same(
             *layers(name, (CHANNELS, 4), options),

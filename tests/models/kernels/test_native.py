@@ -21,7 +21,7 @@ from parallel_epochs.models.messages.attention import SCORES
 from parallel_epochs.pipeline.graph import walks
 from tests.helpers.running import ROOT
 from tests.models.aggregate.test_fused import check, graph, off_the_bounds
-from tests.models.messages import test_attention, test_several
+from tests.models.messages import test_attention
 from tests.models.messages.test_fused import WALKS, check_hubs
 
 pytestmark = pytest.mark.skipif(
@@ -49,7 +49,6 @@ STRUCTURES = (
     (attention_ops.AttentionProblem, "models/messages/attention.h"),
     (messages.Operand, "models/messages/problem.h"),
     (messages.MessageProblem, "models/messages/problem.h"),
-    (messages.SeveralProblem, "models/messages/several.h"),
     (skipgram.SkipGramProblem, "models/embedding/skipgram.h"),
     (layout.LayoutProblem, "models/embedding/layout.h"),
     (walks.WalkProblem, "pipeline/graph/walks.cpp"),
@@ -265,8 +264,6 @@ def test_other_widths_of_messages(width):
     for left, right in (((21,), ()), ((64,), (64,)), ((4, 16), (4, 1))):
         check_hubs(left, right, ("u_mul_e", "copy_u"), ("sum",))
         check_hubs(left, right, ("v_div_u", "e_sub_u"), WALKS)
-    for channels in (5, 64):
-        test_several.test_sizes_ties_and_hubs(700, 200, channels)
 
 
 @pytest.mark.slow

@@ -512,28 +512,3 @@ def test_the_name_that_a_checkout_gives_to_the_package_leads_to_the_same_classes
     assert Path(short.__file__) == ROOT / "models" / "__init__.py"
     assert all(getattr(short, name) is getattr(models, name) for name in models.__all__)
     monkeypatch.delitem(sys.modules, "models")
-
-
-@pytest.mark.parametrize("block", ["res+", "res", "plain"])
-def test_a_layer_with_one_seed_is_recomputed_without_torchs_random_state(block, monkeypatch):
-    """As on a GPU, where a CUDA graph cannot set that state back."""
-    found = []
-    monkeypatch.setattr(torch, "get_rng_state", lambda: pytest.fail("the state was read"))
-    for checkpointing in (False, True):
-        torch.manual_seed(0)
-        model = DeeperGCN(
-            4, 8, 2, 3, edge_dim=3, block=block, dropout=0.4, gradient_checkpointing=checkpointing
-        )
-        monkeypatch.setattr(model, "_is_seeded", lambda h: True)
-        torch.manual_seed(1)
-        rng = torch.Generator().manual_seed(2)
-        out = model(
-            torch.randn(20, 4, generator=rng),
-            torch.randint(20, (2, 60), generator=rng),
-            torch.randn(60, 3, generator=rng),
-        )
-        found.append(
-            [out.detach(), *torch.autograd.grad(out.square().sum(), list(model.parameters()))]
-        )
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)

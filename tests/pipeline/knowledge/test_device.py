@@ -78,15 +78,6 @@ def test_a_gpu_trains_and_ranks_what_the_cpu_does(overrides, configure, free, mo
     assert all(torch.equal(table, weights[name]) for name, table in resumed[2].items())
 
 
-def test_a_loss_over_all_entities_needs_them_all_on_the_gpu(configure, free):
-    config = configure(*TOY, *ALL)
-    config.device, free[0] = "cuda", 10_000
-    with pytest.raises(
-        ValueError, match="device=cuda: 2,400 numbers of entities take .* Set device=cpu"
-    ):
-        follow(config, GPU, PretendGPU())
-
-
 @pytest.mark.parametrize(
     "overrides",
     [ADAGRAD, *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (SGD, NEGATIVES))],
