@@ -84,7 +84,6 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/oxlint --deny-warnings scripts/report  # the page's JavaScript; .oxlintrc.json has the rules
 	@[ ! -x $(BIN)/clang-format ] || $(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 
 # The C++ in the style of .clang-format.

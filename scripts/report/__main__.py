@@ -4,56 +4,60 @@ Several runs are compared with the first one. The directory of a sweep stands fo
 only in their seeds, the page has means, standard deviations and the text for OGB's leaderboard.
 """
 
+import hashlib
+import re
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 
 from parallel_epochs.pipeline.command.arguments import Parser
 from parallel_epochs.pipeline.run import outputs
-from parallel_epochs.pipeline.run.errors import install_command, printable
-from parallel_epochs.scripts.report import figures, find_runs
-from parallel_epochs.scripts.report.layout_figure import draw_layout
-from parallel_epochs.scripts.report.pages import is_page
-from parallel_epochs.scripts.report.runs import AXES, Run
-from parallel_epochs.scripts.report.sweep import summary_of_sweep
-from parallel_epochs.scripts.report.watch import choose_output, watch, write_page
+from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, printable
+from parallel_epochs.pipeline.run.files import write_text
+
+AXES = ("step", "epochs", "wall_seconds")
+# Looks without a running run after which all have ended, as the next run of a sweep may be starting.
+QUIET_LOOKS = 3
 
 
 def main() -> None:
     options = _options()
     output = options.output or choose_output(options.runs)
     try:
+        from parallel_epochs.scripts.report import charts, comparison, document
+        from parallel_epochs.scripts.report.runs import find_runs
+
         if missing := [folder for folder in options.runs if not folder.exists()]:
             raise ValueError(f"{missing[0]} is not a run directory: it does not exist")
-        _check_outputs(options, output)
+        _check_outputs(options, output, document, charts)
         if options.watch:
             sys.exit(watch(options.runs, output, options.every))
         runs, left_out = find_runs(options.runs)
-        text, warnings = summary_of_sweep(runs, left_out) if len(runs) > 1 or left_out else ("", [])
-        for line in warnings + [
-            f"{run.folder}: {problem}" for run in runs for problem in run.problems
-        ]:
+        text, problems = "", []
+        if len(runs) > 1 or left_out:
+            several = comparison.compare(runs, left_out)
+            text, problems = several.summary(), several.problems
+        content, more = document.build(runs, left_out)
+        problems += [f"{run.folder}: {line}" for run in runs for line in run.problems]
+        for line in dict.fromkeys([*problems, *more]):
             print(printable(line), file=sys.stderr)
-        for _, problem in [runs[0].layout, runs[0].scores, runs[0].why] if len(runs) == 1 else []:
-            if problem:
-                print(printable(problem), file=sys.stderr)
         if text:
             print(printable(text), end="\n\n")
-        write_page(output, runs, left_out)
+        write_text(output, content)
         if options.figure is not None:
-            figures.save(_figure(runs, options.against), options.figure)
+            charts.save(_panels(runs, options.against), options.figure)
+            print(options.figure)
     except ImportError as error:
         sys.exit(
             f"error: the report draws with Plotly and matplotlib ({error}): {install_command('report')}"
         )
     except (ValueError, OSError) as error:
         sys.exit(printable(f"error: {error}"))
-    if options.figure is not None:
-        print(options.figure)
     print(output)
 
 
-def _check_outputs(options: Namespace, page: Path) -> None:
+def _check_outputs(options: Namespace, output: Path, document, charts) -> None:
     """Refuse files that must not be replaced.
 
     Raises:
@@ -64,23 +68,68 @@ def _check_outputs(options: Namespace, page: Path) -> None:
         overwrite=options.overwrite,
         way_out="--overwrite",
     )
-    outputs.check("--output", page, ours=is_page, **rules)
+    outputs.check("--output", output, ours=document.is_page, **rules)
     if options.figure is not None:
-        outputs.check_distinct([("--output", page), ("--figure", options.figure)])
-        outputs.check("--figure", options.figure, ours=figures.is_figure, **rules)
+        outputs.check_distinct([("--output", output), ("--figure", options.figure)])
+        outputs.check("--figure", options.figure, ours=charts.is_picture, **rules)
 
 
-def _figure(runs: list[Run], against: list[str] | None):
-    """Draw the figure for --figure: the layout of a run that has one, otherwise the curves that --against chooses."""
-    layout, problem = runs[0].layout if len(runs) == 1 else (None, "")
-    if against or len(runs) > 1 or not (layout or problem or runs[0].makes_layout):
-        return figures.overlay(runs, against)[0]
-    if layout is None:
-        waits = f"{runs[0].folder} has no layout yet; the run writes it when it ends"
+def _panels(runs: list, against: list[str] | None) -> list:
+    """Draw the figures for --figure: the layout of a run that has one, otherwise the curves that --against chooses."""
+    from parallel_epochs.scripts.report import comparison, layout
+
+    if len(runs) == 1 and not against:
+        if found := layout.layout_of(runs[0]):
+            return [[layout.layout_figure(found)]]
+        if layout.makes_layout(runs[0]):
+            raise ValueError(
+                f"--figure: {runs[0].folder} has no layout yet; the run writes it when it ends. To draw the curves, "
+                f"add --against {' '.join(AXES)}"
+            )
+    return comparison.panels(comparison.compare(runs, []).lines, against or [*AXES])
+
+
+def choose_output(folders: list[Path]) -> Path:
+    """Name the page of one directory report.html, and of several after them, so that none overwrites another."""
+    first = folders[0]
+    if first.suffix == ".csv" and first.is_file():
+        first = first.parent
+    if len(folders) == 1:
+        return first / "report.html"
+    others = [re.sub(r"[^\w.-]+", "_", folder.resolve().name) for folder in folders[1:]]
+    names = "-".join(others) if len(others) <= 2 else f"{others[0]}-and-{len(others) - 1}-others"
+    paths = "\n".join(str(folder.resolve()) for folder in folders)
+    digest = hashlib.sha256(paths.encode()).hexdigest()[:6]
+    return first / f"report-with-{names[:80]}-{digest}.html"
+
+
+def watch(folders: list[Path], output: Path, every: float) -> int:
+    """Write the page every few seconds until all runs have ended, or until Ctrl-C; returns the exit status.
+
+    Raises:
+        ValueError: there is nothing to show, or a path is a file.
+    """
+    from parallel_epochs.scripts.report.document import page
+    from parallel_epochs.scripts.report.runs import find_runs
+
+    if files := [path for path in folders if not path.is_dir()]:
         raise ValueError(
-            f"--figure: {problem or waits}. To draw the curves, add --against {' '.join(AXES)}"
+            f"--watch needs directories of runs, and {files[0]} is a file: leave out --watch"
         )
-    return draw_layout(layout)
+    print(f"{output} is written every {every:g} s until all runs have ended, or Ctrl-C", flush=True)
+    quiet, status = 0, 0
+    try:
+        while quiet < QUIET_LOOKS:
+            if any(any(folder.glob("**/metrics.jsonl")) for folder in folders):
+                found = find_runs(folders)
+                quiet = 0 if any(run.state.kind == "running" for run in found[0]) else quiet + 1
+                write_text(output, page(*found, live=every))
+            time.sleep(every)
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
+    write_text(output, page(*find_runs(folders)))
+    print(f"{output}: this is the last page")
+    return status
 
 
 def _options() -> Namespace:
@@ -113,21 +162,21 @@ def _options() -> Namespace:
         "--figure",
         type=Path,
         metavar="FILE",
-        help="also write a figure of the curves as .svg or .png; for a run with a layout, a figure of "
-        "the layout, unless --against is given",
+        help="also write a picture of the curves as .svg or .png; for a run with a layout, of the "
+        "layout, unless --against is given",
     )
     parser.add_argument(
         "--against",
         nargs="+",
         choices=AXES,
         metavar="AXIS",
-        help=f"columns of the figure of curves: {', '.join(AXES)} (default: all)",
+        help=f"columns of the picture of curves: {', '.join(AXES)} (default: all)",
     )
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace an existing file that is not a page or figure of this command; files of runs are "
-        "never replaced",
+        help="replace an existing file that is not a page or picture of this command; files of runs "
+        "are never replaced",
     )
     options = parser.parse_args()
     if not options.every >= 1:

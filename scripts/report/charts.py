@@ -1,25 +1,30 @@
-"""Charts for Plotly.js as plain dicts.
+"""Charts of a page as Plotly figures, and the same figures as pictures by matplotlib."""
 
-charts.js adds all that depends on the reader (theme, horizontal axis, hidden curves) from the `meta` of each trace.
-"""
-
-import html
-import json
+import hashlib
+import io
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from parallel_epochs.pipeline.names import LOWER_IS_BETTER, merit
-from parallel_epochs.scripts.report.elements import NUM_COLOURS, escape, swatch
+import pandas as pd
+from markupsafe import Markup, escape
+from plotly import express as px, graph_objects as go
+
+from parallel_epochs.pipeline.run.files import write_atomically
+from parallel_epochs.pipeline.run.outputs import Header
 from parallel_epochs.scripts.report.runs import AXES, Run
-from parallel_epochs.scripts.report.words import SPLITS, duration, metric_name, score, score_name
+from parallel_epochs.scripts.report.words import shortened, title as capital
 
-MAX_LINES = 2 * NUM_COLOURS  # the second half is dashed
-MAX_NUMBERS = 90_000  # in all curves of a page: about a megabyte, in addition to the library
-MIN_POINTS = 50
+# Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that white paper swallows.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#84076f")
+OURS = {"color_discrete_sequence": COLOURS}
+MAX_LINES = 2 * len(COLOURS)  # the second half is dashed
+MAX_NUMBERS = 60_000  # in all curves of a chart
+MAX_SEEDS = 40  # runs of which each has a curve of its own
 MAX_BARS = 200
-MAX_MARKERS = 12  # points of a curve that are marked each
-CURVES = {"valid": "Validation", "test": "Test", "loss": "Training loss", "lr": "Learning rate"}
+GREY = "#7b848d"  # is read on white paper and on a dark screen
+CREATOR = "parallel_epochs.scripts.report"  # in the metadata of every picture
 PHASES = {
     "train": "Training",
     "draw": "Waiting for batches",
@@ -30,473 +35,287 @@ PHASES = {
 
 @dataclass
 class Line:
-    """A curve of runs that differ only in their seeds.
+    """A curve of runs that differ only in their seeds; number: of its colour."""
 
-    Attributes:
-        key: name by which the legend shows and hides it.
-        number: number of its colour.
-    """
-
-    key: str
     label: str
     members: list[Run]
     number: int
 
+    @property
+    def is_drawn(self) -> bool:
+        return self.number < MAX_LINES
 
-@dataclass
-class Figures:
-    """Collects the charts of a page.
-
-    Attributes:
-        charts: charts for charts.js, each with the id of its element, traces and a Plotly layout.
-        xs: horizontal positions that traces share: epochs, steps and seconds.
-        num_points: largest number of points of a curve.
-        axes: names of the horizontal positions.
-        draws_by_eval: whether a chart needs WebGL, for which Plotly compiles functions from text.
-    """
-
-    num_points: int = 1000
-    axes: dict[str, str] = field(default_factory=lambda: dict(AXES))
-    charts: list[dict] = field(default_factory=list)
-    xs: dict[str, dict[str, list]] = field(default_factory=dict)
-    draws_by_eval: bool = False
-
-    def add(
-        self,
-        title: str,
-        traces: list[dict],
-        layout: dict,
-        *,
-        label: str,
-        legend: str = "",
-        marks: list[dict] | None = None,
-    ) -> str:
-        """Add a chart, and return its element for the page.
-
-        Args:
-            label: description for screen readers.
-            marks: vertical lines, each with horizontal positions and a text.
-        """
-        name = f"chart-{len(self.charts)}"
-        self.charts.append({"id": name, "data": traces, "layout": layout, "marks": marks or []})
-        return (
-            f'<figure class="card" aria-labelledby="{name}-title"><figcaption><h3 id="{name}-title">'
-            f"{escape(title)}</h3>{legend}</figcaption>"
-            f'<div class="drawing" id="{name}" role="img" aria-label="{escape(label)}"></div></figure>'
-        )
-
-    def data(self) -> str:
-        """Return all charts as JSON for an element of the page."""
-        # The JSON must not contain the closing tag of a script.
-        return json.dumps(
-            {"charts": self.charts, "xs": self.xs, "axes": self.axes},
-            allow_nan=False,
-            separators=(",", ":"),
-        ).replace("<", "\\u003c")
+    @property
+    def style(self) -> dict:
+        dash = "solid" if self.number < len(COLOURS) else "dash"
+        return {"color": COLOURS[self.number % len(COLOURS)], "dash": dash, "width": 2}
 
 
-def points_for(lines: list[Line]) -> tuple[int, bool]:
-    """Choose the number of points of a curve, and whether there is room for a curve of each seed."""
-    weights = [(18, 8 * len(line.members) if len(line.members) > 1 else 0) for line in lines]
-    with_seeds = MAX_NUMBERS // max(sum(a + b for a, b in weights), 1)
-    return (
-        (with_seeds, True)
-        if with_seeds >= MIN_POINTS
-        else (MAX_NUMBERS // sum(a for a, _ in weights), False)
+def card(figure: go.Figure, name: str) -> Markup:
+    """Draw a figure on a card of the page."""
+    axis = {"gridcolor": "rgba(128,128,128,.18)", "linecolor": GREY, "zeroline": False}
+    figure.update_layout(
+        template=go.layout.Template(),
+        font={"size": 12, "color": GREY, "family": "system-ui, sans-serif"},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        margin={"l": 12, "r": 14, "t": 44, "b": 10},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": GREY, "orientation": "v"},
+        bargap=0.4,
+    )
+    figure.update_xaxes(automargin=True, **axis)
+    figure.update_yaxes(automargin=True, **axis)
+    digest = hashlib.sha256(figure.to_json().encode()).hexdigest()[:10]
+    drawing = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=f"chart-{digest}",
+        default_height=f"{figure.layout.height or 340}px",
+        config={
+            "displaylogo": False,
+            "responsive": True,
+            "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+        },
+    )
+    return Markup(
+        f'<figure class="card" aria-label="{escape(name)}"><figcaption><h3>{escape(name)}</h3>'
+        f"</figcaption>{drawing}</figure>"
     )
 
 
-def metric_curves(figures: Figures, run: Run, legend: str) -> str:
-    """Draw the metric of each split of one run, with a mark at the best epoch."""
-    name = metric_name(run.metric)
-    traces = []
-    for number, split in enumerate(run.splits):
-        label = SPLITS[split] if len(run.splits) > 1 else name
-        traces += _curve(
-            figures, Line(split, label, [run], number), split, with_seeds=False, digits=4
-        )
-    best = run.best_round()
-    marks = (
-        []
-        if best is None
-        else [
-            {
-                "x": {key: best.get(key) for key in AXES},
-                "text": f"best: epoch {best.get('epochs', 0):,.0f}",
-            }
-        ]
-    )
-    label = "; ".join(f"{trace['name']} {_from_to(trace['y'])}" for trace in traces)
-    return figures.add(
-        f"{name[:1].upper()}{name[1:]}",
-        traces,
-        {"yaxis": {"title": {"text": name}}},
-        legend=legend,
-        marks=marks,
-        label=f"{name}{' of each split' * (len(run.splits) > 1)}. {label}",
-    )
-
-
-def curves(
-    figures: Figures, lines: list[Line], key: str, *, with_seeds: bool, quality: float | None = None
-) -> str:
-    """Draw one quantity of several runs, with mean and band for runs that differ only in their seeds.
+def curve_figure(
+    lines: list[tuple[Line, str]], unit: str, *, axis: str = "", quality: float | None = None
+) -> go.Figure | None:
+    """Draw a quantity of several runs: the mean and a band of one standard deviation over seeds, and the best epochs.
 
     Args:
+        lines: each with the key of the quantity in the records of rounds.
+        axis: one of AXES; the reader chooses if it is not given.
         quality: value of the metric at which the runs are compared.
     """
-    is_metric, splits = (
-        key in SPLITS,
-        {split for line in lines for run in line.members for split in run.splits},
-    )
-    if is_metric and key not in splits:
-        return ""
-    unit = (
-        metric_name(lines[0].members[0].metric)
-        if is_metric
-        else CURVES.get(key, "Gradient norm").lower()
-    )
-    title = score_name(CURVES[key] if is_metric and len(splits) > 1 else "", unit)
-    traces, told = [], []
-    for line in lines:
-        found = _curve(figures, line, key, with_seeds=with_seeds, digits=4 if is_metric else None)
-        told += [
-            f"{line.label} {_from_to(trace['y'])}".strip()
-            for trace in found
-            if trace["meta"]["role"] == "mean"
-        ]
-        traces += found
+    traces, places = list[dict](), list[dict]()  # the horizontal positions of each, by the axis
+
+    def add(records: list[list[dict]], y: list, back: bool = False, **style) -> None:
+        traces.append({"y": y, "type": "scatter", "mode": "lines", **style})
+        x = {key: [_mean([r.get(key) for r in group]) for group in records] for key in AXES}
+        places.append({key: [*own, *reversed(own)] if back else own for key, own in x.items()})
+
+    most = max(MAX_NUMBERS // (8 * len(lines)), 50)
+    total = sum(len(line.members) for line, _ in lines)
+    for line, key in lines:
+        groups = _thin([g for g in _aligned(line.members) if any(key in r for r in g)], most)
+        values = [[r[key] for r in group if key in r] for group in groups]
+        mean = [statistics.fmean(found) for found in values]
+        if not mean:
+            continue
+        name = escape(shortened(line.label)) or " "
+        common = {"line": line.style, "legendgroup": name, "connectgaps": True}
+        if len(line.members) > 1:
+            spread = [statistics.stdev(own) if len(own) > 1 else 0.0 for own in values]
+            low, high = ([m + sign * s for m, s in zip(mean, spread)] for sign in (-1, 1))
+            band = {"line": {"width": 0}, "fill": "toself", "fillcolor": _faint(line), "name": name}
+            shown = {"hoverinfo": "skip", "showlegend": False, "legendgroup": name}
+            add(groups, [*low, *reversed(high)], back=True, **band, **shown)
+        mode = "lines+markers" if len(mean) < 3 else "lines"
+        many = f" ({len(line.members)} seeds)" if len(line.members) > 1 else ""
+        add(groups, mean, name=name + many, mode=mode, **common)
+        for run in line.members if 1 < len(line.members) and total <= MAX_SEEDS else []:
+            own = _thin([[r] for r in run.rounds if key in r], most)
+            is_first = not any(trace.get("legendgroup") == "seeds" for trace in traces)
+            seed = {"name": "each seed", "legendgroup": "seeds", "showlegend": is_first}
+            seed |= {"visible": "legendonly", "opacity": 0.6}
+            add(own, [group[0][key] for group in own], line={**line.style, "width": 1}, **seed)
         if key == "valid":
-            traces += _best(figures, line)
-    if not told or key == "lr" and not changes(run for line in lines for run in line.members):
-        return ""
-    layout: dict = {"yaxis": {"title": {"text": unit}}}
-    if key in ("lr", "grad_norm"):
-        layout["yaxis"]["rangemode"] = "tozero"
-    if is_metric and len(lines) > 1 and (bounds := _bounds(lines, key)) is not None:
-        layout["yaxis"] |= bounds
-    if key == "valid" and quality is not None:
-        layout["shapes"] = [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": quality,
-                "y1": quality,
-                "line": {"width": 1, "dash": "dot"},
-            }
-        ]
-    more = f"; and {len(told) - 6} more" if len(told) > 6 else ""
-    return figures.add(title, traces, layout, label=f"{title}. {'; '.join(told[:6])}{more}")
+            best = [[record] for run in line.members if (record := run.best_round())]
+            marker = {"size": 8, "symbol": "circle-open", "color": line.style["color"]}
+            ring = {"name": f"{name}, best epoch", "showlegend": False, "legendgroup": name}
+            add(best, [r["valid"] for [r] in best], mode="markers", marker=marker, **ring)
+    if not traces:
+        return None
+    first = axis or "epochs"
+    figure = go.Figure(
+        [{**trace, "x": place[first]} for trace, place in zip(traces, places)],
+        {
+            "xaxis": {"title": {"text": AXES[first]}, "type": "log" if axis else "linear"},
+            "yaxis": {"title": {"text": unit}},
+            "hovermode": "x unified" if len(traces) < 20 else "closest",
+            "showlegend": len(lines) > 1,
+        },
+    )
+    if not axis:
+        figure.update_layout(updatemenus=[_menu(places)])
+    if quality is not None:
+        figure.add_hline(quality, line={"color": GREY, "width": 1, "dash": "dot"})
+    return figure
 
 
-def changes(runs: Iterable[Run]) -> bool:
-    """Tell whether the learning rate of any of these runs changed."""
-    return any(len({r["lr"] for r in run.rounds if "lr" in r}) > 1 for run in runs)
+def _menu(places: list[dict]) -> dict:
+    """Make the menu by which a reader chooses the horizontal axis."""
+    buttons = [
+        {
+            "label": name,
+            "method": "update",
+            "args": [{"x": [place[key] for place in places]}, {"xaxis.title.text": AXES[key]}],
+        }
+        for key, name in (("epochs", "Epochs"), ("step", "Steps"), ("wall_seconds", "Time"))
+    ] + [
+        {"label": name, "method": "relayout", "args": [{"xaxis.type": name.lower()}]}
+        for name in ("Log", "Linear")
+    ]
+    place = {"x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom", "pad": {"b": 4}}
+    return {"buttons": buttons, **place}
+
+
+def curves(lines: list[tuple[Line, str]], name: str, unit: str, **more) -> Markup:
+    figure = curve_figure(lines, unit, **more)
+    return Markup("") if figure is None else card(figure, capital(name))
+
+
+def metric_curves(run: Run, name: str, splits: dict[str, str]) -> Markup:
+    """Draw the metric of each split of a run; it is that of the network, whatever the run answers with."""
+    several = len(run.splits) > 1
+    lines = [
+        (Line(splits[split] if several else name, [run], number), split)
+        for number, split in enumerate(run.splits)
+    ]
+    return curves(lines, f"{name} of the network" if run.summary.get("network") else name, name)
+
+
+def phase_areas(run: Run) -> Markup:
+    """Draw the time of each phase in every round."""
+    if len(run.phases) < 2 or len(run.phases) != len(run.rounds):
+        return Markup("")
+    table = pd.DataFrame(run.phases).rename(columns=PHASES)
+    table["epochs"] = [record.get("epochs", i) for i, record in enumerate(run.rounds)]
+    table = table.iloc[_thin([*range(len(table))], 2000)]
+    names = {"value": "seconds", "variable": ""}
+    figure = px.area(table, x="epochs", y=[*PHASES.values()], labels=names, **OURS)
+    return card(figure.update_layout(hovermode="x unified"), "Seconds of each round")
+
+
+def phase_bars(found: list[tuple[Line, dict[str, float]]]) -> Markup:
+    """Draw the time of each phase of an epoch, one bar for each setting."""
+    table = pd.DataFrame([mean for _, mean in found]).rename(columns=PHASES)
+    names = {"value": "seconds per epoch", "variable": "", "index": ""}
+    figure = px.bar(table, x=[*PHASES.values()], orientation="h", labels=names, **OURS)
+    # Two labels may be cut to the same text.
+    labels = [escape(shortened(line.label, 30)) for line, _ in found]
+    figure.update_yaxes(tickvals=[*table.index], ticktext=labels, autorange="reversed")
+    return card(figure.update_layout(height=130 + 26 * len(found)), "Seconds per epoch")
+
+
+def bars(values: list[float], name: str, of: str, unit: str, *, log: bool = False) -> Markup:
+    """Draw a number for each cluster or component, or their histogram if there are many."""
+    if len(values) > MAX_BARS:
+        return card(px.histogram(x=values, nbins=60, labels={"x": unit}, **OURS), name)
+    places, labels = [*range(1, len(values) + 1)], {"x": of, "y": unit}
+    return card(px.bar(x=places, y=values, log_y=log, labels=labels, **OURS), name)
 
 
 def score_curves(
-    figures: Figures,
-    title: str,
-    lines: list[tuple[str, str, int, list[tuple[float, float, int]]]],
-    axes: tuple[str, str],
-    *,
-    diagonal: bool = False,
-) -> str:
-    """Draw curves of numbers between 0 and 1 against each other.
+    name: str, points_of: Callable, found: dict[str, dict], axes: tuple[str, str]
+) -> Markup:
+    """Draw curves of numbers between 0 and 1 against each other; a point is x, y and a number of rows."""
+    rows = [(split, *point) for split, curve in found.items() for point in points_of(curve)]
+    table = pd.DataFrame(rows, columns=["split", *axes, "rows"])
+    few = len(rows) < 26
+    figure = px.line(
+        table, *axes, color="split", hover_data=["rows"], labels={"split": ""}, markers=few, **OURS
+    )
+    figure.update_layout(xaxis_range=[-0.01, 1.02], yaxis_range=[-0.01, 1.02])
+    if name != "Precision-recall curve":
+        line = {"color": GREY, "width": 1, "dash": "dot"}
+        figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line=line)
+    return card(figure, name)
 
-    Args:
-        lines: key, label, number of the colour and points of each; a point is x, y and a number of rows.
-        axes: titles of the horizontal and of the vertical axis.
-        diagonal: whether to draw the line to compare with.
+
+def confusion(name: str, names: list[str], counts: list[list[int]]) -> Markup:
+    """Draw how often each class was predicted for the rows of each class; the shade is the share of the row."""
+    shares = [[number / max(sum(row), 1) for number in row] for row in counts]
+    labels = {"x": "predicted", "y": "class", "color": "share"}
+    figure = px.imshow(
+        shares, zmin=0, zmax=1, labels=labels, aspect="auto", color_continuous_scale="Blues"
+    )
+    figure.update_traces(text=counts, texttemplate="%{text}" if len(names) <= 12 else "")
+    shown = [escape(shortened(each, 14)) for each in names]
+    for update in (figure.update_xaxes, figure.update_yaxes):
+        update(tickvals=[*range(len(names))], ticktext=shown)
+    height = max(320, min(30 * len(names), 900))
+    return card(figure.update_layout(height=height, coloraxis_showscale=False), name)
+
+
+def save(panels: Sequence[Sequence[go.Figure | None]], path: Path) -> None:
+    """Draw the traces of figures, in rows and columns, with matplotlib, and write the picture.
+
+    Raises:
+        ValueError: matplotlib does not write the format that the name ends in.
     """
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers" if len(points) <= MAX_MARKERS else "lines",
-            "name": label,
-            "x": [_short(x) for x, _, _ in points],
-            "y": [_short(y) for _, y, _ in points],
-            "customdata": [size for _, _, size in points],
-            "hovertemplate": f"{label}: {axes[1]} %{{y:.3f}}, {axes[0]} %{{x:.3f}} (%{{customdata:,}})"
-            "<extra></extra>",
-            "meta": {"role": "mean", "key": key, "colour": place},
-        }
-        for key, label, place, points in lines
-    ]
-    whole = {
-        axis: {"title": {"text": name}, "range": [-0.01, 1.02]}
-        for axis, name in zip(("xaxis", "yaxis"), axes)
-    }
-    line = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "line": {"width": 1, "dash": "dot"}}
-    return figures.add(
-        title,
-        traces,
-        {**whole, "shapes": [line] * diagonal, "hovermode": "closest"},
-        label=f"{title}: {axes[1]} by {axes[0]} of {' and '.join(line[1] for line in lines)}",
-    )
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    width, height = 4.0 * len(panels[0]), 2.9 * len(panels)
+    is_map = len(panels) == len(panels[0]) == 1 and not hasattr(panels[0][0].data[0], "stackgroup")
+    picture = Figure(figsize=(9, 7) if is_map else (width, height), layout="constrained")
+    grid = picture.subplots(len(panels), len(panels[0]), squeeze=False)
+    for figure, axes in zip((one for row in panels for one in row), grid.flat):
+        for trace in figure.data if figure is not None else []:
+            _draw(axes, trace)
+        if is_map:
+            axes.set_axis_off()
+            axes.set_aspect("equal")
+        elif figure is not None:
+            axes.set(xlabel=figure.layout.xaxis.title.text, ylabel=figure.layout.yaxis.title.text)
+            axes.set_xscale(figure.layout.xaxis.type)
+            axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    if len(labels) > 1 and len(labels) <= 30:
+        place = "outside right upper" if is_map else "outside upper center"
+        picture.legend(handles, labels, loc=place, ncols=1 if len(labels) > 4 else 2, fontsize=8)
+    kind, content = path.suffix.removeprefix(".") or "svg", io.BytesIO()
+    about = {"svg": {"Date": None, "Creator": CREATOR}, "png": {"Software": CREATOR}}.get(kind)
+    # Without the date and with fixed names of its parts, equal runs give equal pictures.
+    with matplotlib.rc_context({"svg.hashsalt": "report"}):
+        picture.savefig(content, format=kind, dpi=150, metadata=about)
+    write_atomically(path, lambda file: file.write(content.getbuffer()))
 
 
-def phase_areas(figures: Figures, run: Run) -> str:
-    """Draw the time of each phase in every round."""
-    phases = run.phases
-    if len(phases) < 2 or len(phases) != len(run.rounds):
-        return ""
-    kept = _thin(run.rounds, figures.num_points, run.metric)
-    figures.xs["phases"] = {key: [_short(run.rounds[i].get(key)) for i in kept] for key in AXES}
-    shown = [key for key in PHASES if any(phase[key] for phase in phases)]
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": PHASES[key],
-            "y": [_short(phases[i][key]) for i in kept],
-            "stackgroup": "phases",
-            "hovertemplate": "%{y:.3g} s",
-            "meta": {"role": "area", "x": "phases", "key": key, "colour": list(PHASES).index(key)},
-        }
-        for key in shown
-    ]
-    told = "; ".join(
-        f"{PHASES[key]} {duration(sum(phase[key] for phase in phases))}" for key in shown
-    )
-    legend = legend_of([(key, PHASES[key], list(PHASES).index(key), 1) for key in shown])
-    return figures.add(
-        "Seconds of each round",
-        traces,
-        {"yaxis": {"title": {"text": "seconds"}}},
-        legend=legend,
-        label=f"Seconds of each round by phase. In all: {told}",
-    )
+def is_picture(header: Header) -> bool:
+    """Tell by the header of a file whether it is a picture of this command."""
+    return CREATOR.encode() in header.start
 
 
-def phase_bars(figures: Figures, lines: list[Line], means: list[dict[str, float]]) -> str:
-    """Draw the time of each phase of an epoch, one bar for each setting."""
-    shown = [key for key in PHASES if any(mean[key] for mean in means)]
-    names = [
-        escape(line.label if len(line.label) <= 30 else f"{line.label[:29]}…") for line in lines
-    ]
-    # The position is a number: two labels may be cut to the same text.
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": PHASES[key],
-            "x": [_short(mean[key]) for mean in means],
-            "y": list(range(len(lines))),
-            "hovertemplate": "%{x:.3g} s",
-            "meta": {"role": "bar", "key": key, "colour": list(PHASES).index(key)},
-        }
-        for key in shown
-    ]
-    layout = {
-        "barmode": "stack",
-        "hovermode": "y unified",
-        "height": 130 + 26 * len(lines),
-        "xaxis": {"title": {"text": "seconds per epoch"}},
-        "yaxis": {
-            "tickvals": list(range(len(lines))),
-            "ticktext": names,
-            "autorange": "reversed",
-            "automargin": True,
-            "showgrid": False,
-        },
-    }
-    told = "; ".join(f"{line.label} {sum(mean.values()):.3g} s" for line, mean in zip(lines, means))
-    legend = legend_of([(key, PHASES[key], list(PHASES).index(key), 1) for key in shown])
-    return figures.add(
-        "Seconds per epoch", traces, layout, legend=legend, label=f"Seconds per epoch. {told}"
-    )
-
-
-def bars(
-    figures: Figures, values: list[float], *, title: str, of: str, unit: str, log: bool = False
-) -> str:
-    """Draw a number for each cluster or component, or their histogram if there are many.
-
-    Args:
-        of: name of the thing that a bar stands for.
-        unit: name of the things that are counted.
-    """
-    label = f"{title}: from {min(values):,} to {max(values):,}"
-    if len(values) <= MAX_BARS:
-        trace = {
-            "type": "bar",
-            "x": list(range(1, len(values) + 1)),
-            "y": values,
-            "name": unit,
-            "hovertemplate": f"{of} %{{x}}: %{{y:,}} {unit}<extra></extra>",
-        }
-        few = len(values) < 13
-        layout = {
-            "xaxis": {"title": {"text": of}, **({"dtick": 1} if few else {})},
-            "hovermode": "closest",
-            "bargap": 0.5 if few else 0.1 if len(values) < 100 else 0,
-            "yaxis": {"title": {"text": unit}, **({"type": "log", "dtick": 1} if log else {})},
-        }
+def _draw(axes, trace) -> None:
+    """Draw a trace of Plotly's on axes of matplotlib's."""
+    x, y, name = list(trace.x), list(trace.y), str(trace.name).replace("$", r"\$")
+    if trace.visible == "legendonly":
+        return
+    if getattr(trace, "fill", None) == "toself":
+        axes.fill(x, y, color=COLOURS_OF[trace.fillcolor], alpha=0.16, linewidth=0)
+    elif trace.mode == "markers":
+        ring = trace.marker.symbol == "circle-open"
+        style = {"facecolors": "none", "edgecolors": trace.marker.color} if ring else {}
+        colour = {} if ring else {"c": trace.marker.color, "linewidths": 0}
+        label = None if ring else name
+        size = (trace.marker.size if ring else 0.6 * trace.marker.size) ** 2
+        axes.scatter(x, y, s=size, label=label, rasterized=len(x) > 3000, **style, **colour)
     else:
-        trace = {
-            "type": "histogram",
-            "x": values[:: -(-len(values) // 20_000)],
-            "name": unit,
-            "hovertemplate": f"%{{x}} {unit}: %{{y:,}} {of}s<extra></extra>",
-        }
-        layout = {
-            "xaxis": {"title": {"text": unit}},
-            "yaxis": {"title": {"text": f"{of}s"}},
-            "hovermode": "closest",
-        }
-    trace["meta"] = {"role": "bar", "key": "", "colour": 0}
-    return figures.add(title, [trace], layout, label=label)
+        dash = "--" if trace.line.dash == "dash" else "-"
+        axes.plot(x, y, dash, color=trace.line.color, linewidth=1.4, label=name)
 
 
-def legend_of(entries: list[tuple[str, str, int, int]]) -> str:
-    """Build a legend whose entries show and hide curves.
-
-    Args:
-        entries: key, label, number of the colour and number of seeds of each.
-    """
-    items = []
-    for key, label, number, seeds in entries:
-        item = (
-            f'<button type="button" class="key" data-key="{escape(key)}" aria-pressed="true" title="Click to hide '
-            f'or show this curve. Double click to show only this one.">{swatch(number)}{escape(label)}</button>'
-        )
-        if seeds > 1:
-            item += (
-                f'<button type="button" class="seeds" data-key="{escape(key)}" aria-pressed="false" '
-                f'aria-label="Curve of each seed of {escape(label)}" title="Show the curve of each seed">'
-                f"{seeds} seeds</button>"
-            )
-        items.append(f"<li>{item}</li>")
-    return f'<ul class="legend" aria-label="Legend">{"".join(items)}</ul>'
+def _faint(line: Line) -> str:
+    colour = line.style["color"]
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"
 
 
-def _curve(
-    figures: Figures, line: Line, key: str, *, with_seeds: bool, digits: int | None
-) -> list[dict]:
-    """Make the traces of one quantity: the mean, a band of one standard deviation, and a curve of each seed."""
-    several = len(line.members) > 1
-    aligned = _aligned(line.members)
-    kept = [
-        aligned[i]
-        for i in _thin(
-            [records[0] for records in aligned], figures.num_points, line.members[0].metric
-        )
-    ]
-    found = [[r[key] for r in records if key in r] for records in kept]
-    if not any(found):
-        return []
-    mean = [statistics.fmean(values) if values else None for values in found]
-    position = _share_positions(figures, kept)
-    form = f".{digits}f" if digits else ".4~g"
-    meta = {
-        "x": position,
-        "key": line.key,
-        "colour": line.number % NUM_COLOURS,
-        "dashed": line.number >= NUM_COLOURS,
-    }
-    base = {
-        "type": "scatter",
-        "mode": "lines+markers" if sum(map(bool, found)) < 3 else "lines",
-        "connectgaps": True,
-    }
-    label = html.escape(line.label or f"{len(line.members)} seeds")
-    if not several:
-        return [
-            base
-            | {
-                "name": label,
-                "y": [_short(value) for value in mean],
-                "hovertemplate": f"%{{y:{form}}}",
-                "meta": meta | {"role": "mean"},
-            }
-        ]
-    spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in found]
-    band = {
-        "low": [_short(m - s) if m is not None else None for m, s in zip(mean, spread)],
-        "high": [_short(m + s) if m is not None else None for m, s in zip(mean, spread)],
-    }
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": label,
-            "hoverinfo": "skip",
-            "y": [],
-            "meta": meta | {"role": "band"} | band,
-        },
-        base
-        | {
-            "name": label,
-            "y": [_short(value) for value in mean],
-            "customdata": [[_short(s), len(values)] for s, values in zip(spread, found)],
-            "hovertemplate": f"%{{y:{form}}} ± %{{customdata[0]:{form}}} (mean of %{{customdata[1]}})",
-            "meta": meta | {"role": "mean"},
-        },
-    ]
-    for run in line.members if with_seeds else []:
-        records = [run.rounds[i] for i in _thin(run.rounds, figures.num_points, run.metric)]
-        own = _share_positions(figures, [[r] for r in records])
-        traces.append(
-            base
-            | {
-                "name": html.escape(f"{line.label}, seed {run.seed}".lstrip(", ")),
-                "y": [_short(r.get(key)) for r in records],
-                "hovertemplate": f"%{{y:{form}}}",
-                "meta": meta | {"x": own, "role": "seed"},
-            }
-        )
-    return traces
+COLOURS_OF = {_faint(Line("", [], number)): colour for number, colour in enumerate(COLOURS)}
 
 
-def _best(figures: Figures, line: Line) -> list[dict]:
-    found = [(run, best) for run in line.members if (best := run.best_round())]
-    if not found:
-        return []
-    position = _share_positions(figures, [[best] for _, best in found])
-    texts = [
-        html.escape(
-            f"{line.label}{f', seed {run.seed}' if len(line.members) > 1 else ''}: best epoch "
-            f"{best.get('epochs', 0):,.0f}, {score(best['valid'])}".lstrip(", :")
-        )
-        for run, best in found
-    ]
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "best epoch",
-            "y": [_short(b["valid"]) for _, b in found],
-            "text": texts,
-            "hovertemplate": "%{text}<extra></extra>",
-            "meta": {
-                "role": "best",
-                "x": position,
-                "key": line.key,
-                "colour": line.number % NUM_COLOURS,
-            },
-        }
-    ]
-
-
-def _share_positions(figures: Figures, rounds: list[list[dict]]) -> str:
-    """Store horizontal positions once for all curves that have them, and return their name."""
-    values = {
-        key: [
-            _short(statistics.fmean(found))
-            if (found := [r[key] for r in records if key in r])
-            else None
-            for records in rounds
-        ]
-        for key in AXES
-    }
-    known = next((key for key, other in figures.xs.items() if other == values), None)
-    if known is None:
-        known = f"x{len(figures.xs)}"
-        figures.xs[known] = values
-    return known
+def _mean(values: list) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.fmean(found) if found else None
 
 
 def _aligned(members: list[Run]) -> list[list[dict]]:
@@ -508,39 +327,16 @@ def _aligned(members: list[Run]) -> list[list[dict]]:
     return [records for _, records in sorted(found.items()) if 2 * len(records) > len(members)]
 
 
-def _thin(rounds: list[dict], num_points: int, metric: str) -> list[int]:
-    """Choose the rounds to draw: as many with as without evaluation, and always the best and the last one."""
-    if len(rounds) <= num_points:
-        return list(range(len(rounds)))
-    evaluated = [i for i, r in enumerate(rounds) if "valid" in r]
-    others = [i for i, r in enumerate(rounds) if "valid" not in r]
-    best = max(evaluated, key=lambda i: merit(metric, rounds[i]["valid"]), default=None)
-    chosen = {len(rounds) - 1, *([best] if best is not None and evaluated else [])}
-    share = num_points // (2 if evaluated and others else 1)
-    for indices in (evaluated, others):
-        chosen |= set(indices[:: max(-(-len(indices) // max(share, 1)), 1)])
-    return sorted(chosen)
+def _thin(items: list, most: int) -> list:
+    """Leave out items at equal distances, and never the last one."""
+    step = -(-len(items) // most) or 1
+    return items[::step] + (items[-1:] if (len(items) - 1) % step else [])
 
 
-def _bounds(lines: list[Line], key: str) -> dict | None:
-    """Bound the axis of a metric so that the steep start of training does not hide the differences at the end."""
-    values = [r[key] for line in lines for run in line.members for r in run.rounds if key in r]
-    if len(values) <= 20:
-        return None
-    quantiles = statistics.quantiles(values, n=10)
-    if lines[0].members[0].metric in LOWER_IS_BETTER:
-        return {"range": [None, _short(quantiles[-1])], "autorange": "min"}
-    return {"range": [_short(quantiles[0]), None], "autorange": "max"}
-
-
-def _short(value: float | None) -> float | None:
-    """Round to six digits, which is more than a screen shows."""
-    if value is None:
-        return None
-    value = float(f"{value:.6g}")
-    return int(value) if value.is_integer() and abs(value) < 1e15 else value
-
-
-def _from_to(values: list[float | None]) -> str:
-    found = [value for value in values if value is not None]
-    return f"from {found[0]:.4g} to {found[-1]:.4g}" if found else "none"
+def rank(lines: list[Line]) -> list[Line]:
+    """Choose the lines that are drawn, the first and the best of the others, and give them their colours."""
+    best = sorted(lines[1:], key=lambda line: -max(run.merit() for run in line.members))
+    drawn = [line for line in lines if line is lines[0] or line in best[: MAX_LINES - 1]]
+    for line in lines:
+        line.number = drawn.index(line) if line in drawn else MAX_LINES
+    return drawn

@@ -1,4 +1,4 @@
-"""The layout that a finished run has written: positions, names and classes of its points."""
+"""The map of a layout that a finished run has written: positions, names and classes of its points."""
 
 import math
 import zipfile
@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from markupsafe import Markup, escape
+from plotly import express as px, graph_objects as go
 
 from parallel_epochs.pipeline.run import files
+from parallel_epochs.scripts.report.charts import COLOURS, card
+from parallel_epochs.scripts.report.runs import Run
+from parallel_epochs.scripts.report.words import count, shortened
 
 NAME = "layout.npz"
 PARTS = {
@@ -19,16 +25,13 @@ PARTS = {
     "title": ("U", 0, "one text"),
 }
 AGAIN = "Continue the run, which writes the file again when it ends"
-# The first view of a layout in three dimensions is from the right and from above. The rows are the directions to the
-# right, up, and towards the reader.
-_RIGHT, _ABOVE = 0.6, 0.35
-TURN = np.array(
-    [
-        [np.cos(_RIGHT), 0, -np.sin(_RIGHT)],
-        [-np.sin(_RIGHT) * np.sin(_ABOVE), np.cos(_ABOVE), -np.cos(_RIGHT) * np.sin(_ABOVE)],
-        [np.sin(_RIGHT) * np.cos(_ABOVE), np.sin(_ABOVE), np.cos(_RIGHT) * np.cos(_ABOVE)],
-    ]
+# Further colours than those of curves: each lies far from those before it, also for red-green blind eyes.
+MORE = (
+    *("#5e4b0c", "#9754ed", "#4ed847", "#3c27c0", "#a20321", "#ed75fe", "#93c69d", "#d41972"),
+    *("#827a03", "#845c96", "#176c5f", "#f19f91", "#b931b3"),
 )
+GREY = "#a3a9b0"
+LONGEST = 300  # characters of a name
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,8 @@ class Layout:
     """Points in two or three dimensions.
 
     Attributes:
-        position: float64 [num_points, 2 or 3], centred and scaled so that the longest axis goes from -1 to 1.
-        names: names of the points.
+        position: float32 [num_points, 2 or 3].
         labels: int64 [num_points], the class of each point, or -1.
-        label_names: names of the classes.
-        title: title of the layout.
     """
 
     position: np.ndarray
@@ -48,35 +48,6 @@ class Layout:
     labels: np.ndarray
     label_names: list[str]
     title: str
-
-    @property
-    def dimensions(self) -> int:
-        return self.position.shape[1]
-
-    def counts(self) -> np.ndarray:
-        """Return the number of points of each class, int64 [num_labels]."""
-        return np.bincount(self.labels[self.labels >= 0], minlength=len(self.label_names))
-
-    def flat(self) -> np.ndarray:
-        """Return the points in the first view, float64 [num_points, 2 or 3]: right, up and towards the reader."""
-        return self.position @ TURN.T if self.dimensions == 3 else self.position
-
-    def brush(self, width: float, height: float) -> tuple[float, float]:
-        """Return the radius of points in units of 1/72 inch, and how opaque they are: the denser they lie, the less.
-
-        Args:
-            width, height: size of the picture in inches.
-        """
-        cells = np.floor((self.flat()[:, :2] + 2) * 100).astype(np.int64)
-        _, numbers = np.unique(cells[:, 0] * 1000 + cells[:, 1], return_counts=True)
-        crowding = float((numbers.astype(np.float64) ** 2).sum() / numbers.sum())
-        radius = min(
-            max(math.sqrt(0.22 * 72**2 * width * height / (math.pi * len(self.names))), 0.5), 4.0
-        )
-        covered = (
-            (crowding - 1) * math.pi * (radius + 0.2) ** 2 / (72 * max(width, height) / 200) ** 2
-        )
-        return radius, min(max((covered or 1) ** -0.3, 0.35), 0.92)
 
 
 def read_layout(folder: Path) -> Layout:
@@ -91,83 +62,97 @@ def read_layout(folder: Path) -> Layout:
         raise ValueError(
             f"{path} does not exist. A run of trainer=layout writes it when it ends: continue the run"
         )
-    parts = _read_parts(path)
-    for name, (kind, dimensions, expected) in PARTS.items():
-        part = parts[name]
-        if part.dtype.kind not in kind or part.ndim != dimensions:
-            raise ValueError(
-                f"{path}: {name} is {part.dtype} {list(part.shape)}, not {expected}. {AGAIN}"
-            )
-    position, num_points = parts["position"].astype(np.float64), len(parts["position"])
-    if position.shape[1] not in (2, 3) or not num_points:
-        raise ValueError(
-            f"{path}: position is {list(position.shape)}, but must be [num_points, 2 or 3] with at least "
-            f"one point. {AGAIN}"
-        )
-    for name in ("names", "labels"):
-        if len(parts[name]) != num_points:
-            raise ValueError(
-                f"{path} has {len(parts[name]):,} {name} for {num_points:,} positions. {AGAIN}"
-            )
+    try:
+        parts = _read_parts(path)
+        for name, (kind, dimensions, expected) in PARTS.items():
+            part = parts[name]
+            if part.dtype.kind not in kind or part.ndim != dimensions:
+                raise ValueError(f"{name} is {part.dtype} {list(part.shape)}, not {expected}")
+        position, labels = parts["position"], parts["labels"].astype(np.int64)
+        if position.shape[1] not in (2, 3) or not len(position):
+            raise ValueError(f"position is {list(position.shape)}, not [num_points, 2 or 3]")
+        if len(parts["names"]) != len(position) or len(labels) != len(position):
+            raise ValueError("it has not as many names and labels as positions")
+        if ((labels < -1) | (labels >= len(parts["label_names"]))).any():
+            raise ValueError("labels are neither -1 nor one of label_names")
+    except (
+        *(ValueError, EOFError, KeyError, TypeError, AttributeError, SyntaxError),
+        *(NotImplementedError, zipfile.BadZipFile, zlib.error),
+    ) as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"{path} is damaged or not a layout: {text}. {AGAIN}") from None
+    if not np.isfinite(position).all():
+        raise ValueError(f"{path}: positions are not finite. The training diverged: lower train.lr")
     names, label_names = _texts(parts["names"]), _texts(parts["label_names"])
-    if lost := np.flatnonzero(~np.isfinite(position).all(1)).tolist():
-        raise ValueError(
-            f"{path}: {len(lost):,} of {num_points:,} positions are not finite. The first one is "
-            f"{position[lost[0]].tolist()} of point {lost[0]:,} ({names[lost[0]]:.80}). The training "
-            "diverged: lower train.lr"
-        )
-    labels = parts["labels"].astype(np.int64)
-    if wrong := np.flatnonzero((labels < -1) | (labels >= len(label_names))).tolist():
-        raise ValueError(
-            f"{path}: {len(wrong):,} labels are neither -1 nor one of {len(label_names):,} label_names. "
-            f"The first one is {labels[wrong[0]]} of point {wrong[0]:,}. {AGAIN}"
-        )
-    low, high = position.min(0), position.max(0)
-    half = (high / 2 - low / 2).max() or 1.0
     return Layout(
-        (position - (low / 2 + high / 2)) / half,
-        names,
-        labels,
-        label_names,
-        _texts(parts["title"])[0],
+        position.astype(np.float32), names, labels, label_names, _texts(parts["title"])[0]
     )
 
 
+def makes_layout(run: Run) -> bool:
+    """Tell whether the run writes a layout when it ends."""
+    return run.config.get("trainer.name", run.config.get("trainer")) == "layout"
+
+
+def layout_of(run: Run) -> Layout | None:
+    """Read the layout of a run that has ended, if it makes one.
+
+    Raises:
+        ValueError: its file is missing or damaged.
+    """
+    is_due = makes_layout(run) and run.state.kind == "finished"
+    return read_layout(run.folder) if is_due or files.is_there(run.folder / NAME) else None
+
+
 def _read_parts(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with files.open_file(path) as file:
-            if not zipfile.is_zipfile(file):
-                file.seek(0)
-                raise ValueError(
-                    "it is truncated"
-                    if file.read(2) == b"PK"
-                    else "it is not an archive of NumPy arrays"
-                )
-            file.seek(0)
-            archive = np.load(file, allow_pickle=False)
-            missing = [name for name in PARTS if name not in archive.files]
-            if missing:
-                raise ValueError(f"it lacks {', '.join(missing)}")
-            parts = {name: archive[name] for name in PARTS}
-            if wrong := [name for name, part in parts.items() if not isinstance(part, np.ndarray)]:
-                raise ValueError(f"{', '.join(wrong)} is not a NumPy array")
-            return parts
-    except (
-        ValueError,
-        EOFError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        SyntaxError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise ValueError(
-            f"{path} is damaged or not a layout: {' '.join(str(error).split())}. {AGAIN}"
-        ) from None
+    with files.open_file(path) as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is truncated, or not an archive of NumPy arrays")
+        file.seek(0)
+        archive = np.load(file, allow_pickle=False)
+        if missing := [name for name in PARTS if name not in archive.files]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return {name: archive[name] for name in PARTS}
 
 
 def _texts(array: np.ndarray) -> list[str]:
     """Return texts that can be encoded as UTF-8; unpaired surrogates become question marks."""
     return [text.encode("utf-8", "replace").decode() for text in array.reshape(-1).tolist()]
+
+
+def layout_figure(layout: Layout) -> go.Figure:
+    """Draw the map: a trace for each class, large ones first, so that they hide no others."""
+    names = [*map(shortened, layout.label_names), "no class"]
+    counts = np.bincount(layout.labels + 1, minlength=len(names))
+    order = sorted(np.flatnonzero(counts[1:]).tolist(), key=lambda label: -counts[label + 1])
+    shown = {label: f"{escape(names[label])} ({counts[label + 1]:,})" for label in (-1, *order)}
+    table = pd.DataFrame(layout.position, columns=[*"xyz"[: layout.position.shape[1]]])
+    table["class"] = [shown[label] for label in layout.labels.tolist()]
+    table["name"] = [str(escape(shortened(name, LONGEST))) for name in layout.names]
+    colours = dict(zip((shown[label] for label in order), (*COLOURS[:6], *MORE)))
+    how = {
+        "color": "class",
+        "hover_name": "name",
+        "category_orders": {"class": [*shown.values()]},
+        "color_discrete_map": {name: colours.get(name, GREY) for name in shown.values()},
+    }
+    if "z" in table:
+        figure = px.scatter_3d(table, "x", "y", "z", **how).update_scenes(aspectmode="data")
+    else:
+        figure = px.scatter(table, "x", "y", render_mode="webgl", **how)
+        figure.update_yaxes(scaleanchor="x").update_layout(dragmode="pan")
+    figure.update_traces(hovertemplate="%{hovertext}<extra>%{fullData.name}</extra>")
+    hidden = {"visible": False}
+    size = min(max(math.sqrt(40_000 / len(table)), 2.5), 9.0)
+    figure.update_traces(marker={"size": size, "opacity": 0.8})
+    figure.update_xaxes(**hidden).update_yaxes(**hidden)
+    figure.update_scenes(xaxis=hidden, yaxis=hidden, zaxis=hidden)
+    return figure.update_layout(height=720, legend={"itemsizing": "constant", "title": ""})
+
+
+def layout_section(layout: Layout) -> Markup:
+    """Draw the map on a card."""
+    told = count(len(layout.names), "point")
+    if num_classes := len({*layout.labels.tolist()} - {-1}):
+        told += f" in {count(num_classes, 'class', 'classes')}"
+    return card(layout_figure(layout), f"{shortened(layout.title, LONGEST)}: {told}")

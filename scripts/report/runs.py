@@ -1,12 +1,16 @@
 """Reading of run directories, differences between runs, and the moment at which a run reached a quality."""
 
+import contextlib
+import fcntl
 import functools
+import io
 import math
+import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
 from parallel_epochs.pipeline.command.schema import keys_without_numbers
@@ -14,129 +18,45 @@ from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.log import read_records
-from parallel_epochs.scripts.report.label_scores import read_scores
-from parallel_epochs.scripts.report.layout import NAME, Layout, read_layout
-from parallel_epochs.scripts.report.states import RunState, is_going_on, last_error, state_of
-from parallel_epochs.scripts.report.table import read_table
-from parallel_epochs.scripts.report.why_section import read_why
-from parallel_epochs.scripts.report.words import setting
+from parallel_epochs.scripts.report.words import count, duration, setting
 
 # Keys that say where things lie, not what is computed; how long a run trained is told.
 NO_SETTING = keys_without_numbers() - {"train.epochs"}
 # Keys that rarely are what a comparison is about: a label names them only if nothing else tells the runs apart.
 SECONDARY = ("name", "train.epochs", "train.eval_every")
-# Groups of keys, those that matter most first. Keys of no group come last.
-ORDER = (
-    "model",
-    "data",
-    "task",
-    "features",
-    "trainer",
-    "num_ranks",
-    "parallel",
-    "lr_scaling",
-    "train.lr",
-    "train.optimizer",
-    "train",
-    "loader",
-    "partition",
-    "evaluation",
-    "kernel",
-)
-# The parallel settings, which are read from the summary. Older runs do not have them.
-RANKS, MODE, SCALING = "num_ranks", "parallel", "lr_scaling"
+# Beginnings of the keys that matter most.
+FIRST = ("model.name", "model.", "data.", "task.", "trainer.", "num_ranks", "parallel", "train.")
 AXES = {
     "step": "steps of each rank",
     "epochs": "epochs (passes over the graph, all ranks)",
     "wall_seconds": "wall time (s)",
 }
+# What a page reads of a summary, which may lack any of it.
+NUMBERS = (
+    *("best_epoch", "best_valid", "test", "train", "num_parameters", "data_epochs"),
+    *("wall_seconds", "peak_memory_bytes", "num_ranks", "seed"),
+)
+TEXTS = (
+    *("experiment", "metric", "parallel", "lr_scaling", "kernel", "weights_sha256"),
+    *("hardware", "command"),
+)
+RECORDS = ("versions", "baseline", "scores", "base", "network", "answer")
+# Columns of a table of runs that it must have, and those that change from round to round.
+REQUIRED = ("run", "metric", "seed", "num_ranks", "round", "epochs", "step", "loss", "valid")
+ROUND = (
+    *("round", "epochs", "step", "loss", "lr", "train", "valid", "test", "seconds"),
+    "wall_seconds",
+)
+TAIL = 1 << 16  # bytes at the end of the log that are searched for an error
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run: its name, its kind (running, finished, stopped or failed), and a sentence about it."""
 
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_number, value))
-
-
-def _are_fan_outs(value: object) -> bool:
-    return _are_numbers(value) or isinstance(value, dict) and all(map(_are_numbers, value.values()))
-
-
-def _are_components(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(item, dict) and all(map(_is_number, item.values())) and "num_nodes" in item
-        for item in value
-    )
-
-
-# The fields that a page reads from each record, by type. Fields of a summary may be missing.
-CONTENT: dict[str, dict[Callable[[object], bool], tuple[str, ...]]] = {
-    "summary.json": {
-        _is_number: (
-            "best_epoch",
-            "best_valid",
-            "test",
-            "train",
-            "num_parameters",
-            "data_epochs",
-            "wall_seconds",
-            "peak_memory_bytes",
-            "num_ranks",
-            "seed",
-        ),
-        _is_text: (
-            "experiment",
-            "metric",
-            "parallel",
-            "lr_scaling",
-            "kernel",
-            "weights_sha256",
-            "hardware",
-            "command",
-        ),
-        lambda value: isinstance(value, dict): (
-            "versions",
-            "smoothed",
-            "baseline",
-            "scores",
-            "base",
-            "network",
-            "answer",
-        ),
-    },
-    "components.json": {
-        _is_number: ("num_components", "num_single_nodes"),
-        _are_components: ("largest",),
-    },
-    "metrics.jsonl": {
-        _is_number: ("round", "num_edges", "cut", "imbalance", "seconds"),
-        _is_text: ("name", "metric"),
-        _are_numbers: ("sizes", "kept_edges"),
-    },
-    "sampling": {
-        _is_number: ("num_batches", "num_seeds", "mean_nodes", "mean_edges", "seconds"),
-        _is_text: ("name", "metric"),
-        _are_fan_outs: ("num_neighbors",),
-    },
-    "graphs": {
-        _is_number: (
-            "num_graphs",
-            "num_batches",
-            "least_graphs",
-            "most_graphs",
-            "least_nodes",
-            "most_nodes",
-            "seconds",
-        ),
-        _is_text: ("pack", "metric"),
-    },
-}
+    name: str
+    kind: str
+    text: str
 
 
 @dataclass
@@ -145,9 +65,7 @@ class Run:
 
     Attributes:
         rounds: records of the rounds, without values that are not finite numbers.
-        partition: record of the first partition.
-        sampling: record of the first batches of sampled neighbours.
-        graphs: record of the first batches of whole graphs.
+        drawn: the first record of each other kind: partition, sampling, graphs.
         summary: the summary, empty until the run has ended.
         settings: the configuration with dotted keys, without the seed and without NO_SETTING.
         config: the whole configuration with dotted keys.
@@ -157,52 +75,41 @@ class Run:
     folder: Path
     name: str
     rounds: list[dict]
-    partition: dict | None
-    sampling: dict | None
-    graphs: dict | None
-    components: dict | None
+    drawn: dict[str, dict]
     summary: dict
     settings: dict
     config: dict
-    seed: int | None
     state: RunState
     problems: list[str]
 
     @property
+    def seed(self) -> object:
+        return self.summary.get("seed", self.config.get("seed"))
+
+    @property
     def metric(self) -> str:
-        drawn = self.partition or self.sampling or self.graphs or {}
-        return self.summary.get("metric") or drawn.get("metric", "metric")
+        drawn = [str(record["metric"]) for record in self.drawn.values() if "metric" in record]
+        return self.summary.get("metric") or next(iter(drawn), "metric")
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Return the splits that the metric is computed of; one stands for all where no point is held out."""
-        return (
-            ("valid",) if self.metric in (self.best_round() or {}) else ("valid", "test", "train")
-        )
+        all_in_one = self.metric in (self.best_round() or {})
+        return ("valid",) if all_in_one else ("valid", "test", "train")
 
     @property
-    def score_keys(self) -> dict[str, str]:
-        """Return the keys of the result that hold scores, each with its split; one without a split if there are none."""
-        return (
-            {"best_valid": "Validation", "test": "Test"}
-            if len(self.splits) > 1
-            else {"best_valid": ""}
-        )
-
-    @property
-    def source(self) -> dict:
-        """Return the keys of the data, and the metric."""
-        return {key: value for key, value in self.settings.items() if key.startswith("data.")} | {
-            "metric": self.metric
-        }
+    def scores(self) -> dict[str, str]:
+        """Return the keys of the result that hold scores, each with its split."""
+        found = {"best_valid": "Validation", "test": "Test"}
+        return found if len(self.splits) > 1 else {"best_valid": ""}
 
     @property
     def shares_cores(self) -> bool:
         """Tell whether several ranks shared the processors of a machine instead of having a GPU each."""
         on_cpu = "cpu" in self.summary.get("kernel", "") or re.match(
-            r"\d+ x ", self.summary.get("hardware") or ""
+            r"\d+ x ", self.summary.get("hardware", "")
         )
-        return self.settings[RANKS] > 1 and bool(on_cpu)
+        return self.settings["num_ranks"] > 1 and bool(on_cpu)
 
     @property
     def result(self) -> dict:
@@ -221,77 +128,51 @@ class Run:
     @functools.cached_property
     def phases(self) -> list[dict[str, float]]:
         """Return the seconds of each phase, a dict for each round that has recorded them; those of the set-up of none."""
-        first = self.rounds[0] if self.rounds else {}
-        found, before = (
-            [],
-            max(
-                first.get("wall_seconds", 0.0)
-                - first.get("seconds", 0.0)
-                - first.get("evaluation_seconds", math.inf),
-                0.0,
-            ),
-        )
+        first, found = self.rounds[0] if self.rounds else {}, []
+        spent = first.get("seconds", 0.0) + first.get("evaluation_seconds", math.inf)
+        before = max(first.get("wall_seconds", 0.0) - spent, 0.0)
         for record in self.rounds:
             if {"seconds", "wall_seconds"} <= record.keys():
                 draw = record.get("draw_seconds", 0.0) * (1 - record.get("hidden", 0.0))
-                sync = record.get("sync_seconds", 0.0)
+                sync, evaluated = record.get("sync_seconds", 0.0), record["wall_seconds"] - before
                 found.append(
                     {
                         "train": max(record["seconds"] - draw - sync, 0.0),
                         "draw": draw,
                         "sync": sync,
-                        "evaluate": max(record["wall_seconds"] - before - record["seconds"], 0.0),
+                        "evaluate": max(evaluated - record["seconds"], 0.0),
                     }
                 )
                 before = record["wall_seconds"]
         return found
 
     @property
-    def makes_layout(self) -> bool:
-        """Tell whether the run writes a layout when it ends."""
-        return self.config.get("trainer.name", self.config.get("trainer")) == "layout"
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase of the whole run."""
+        names = ("train", "draw", "sync", "evaluate")
+        return {name: sum(phase[name] for phase in self.phases) for name in names}
 
-    @functools.cached_property
-    def layout(self) -> tuple[Layout | None, str]:
-        """Return the layout, if there is one, and a message if it cannot be read. Pages about sweeps do not read it."""
-        try:
-            if (
-                files.is_there(self.folder / NAME)
-                or self.makes_layout
-                and self.state.kind == "finished"
-            ):
-                return read_layout(self.folder), ""
-        except (ValueError, OSError) as error:
-            return None, str(error)
-        return None, ""
+    @property
+    def rates(self) -> list[float]:
+        """Return the learning rates of the rounds, each once."""
+        return sorted({record["lr"] for record in self.rounds if "lr" in record})
 
-    @functools.cached_property
-    def scores(self) -> tuple[dict | None, str]:
-        """Return the scores of each class or task, if the run left them, and a message if they cannot be read."""
-        try:
-            return read_scores(self.folder), ""
-        except (ValueError, OSError) as error:
-            return None, str(error)
-
-    @functools.cached_property
-    def why(self) -> tuple[dict[str, list[dict]], str]:
-        """Return the explanations of some predictions, if there are any, and a message if they cannot be read."""
-        try:
-            return read_why(self.folder), ""
-        except (ValueError, OSError) as error:
-            return {}, str(error)
-
-    def best(self) -> float | None:
-        """Return the best validation metric."""
-        return (self.best_round() or {}).get("valid")
+    @property
+    def versions(self) -> str:
+        """Return the versions of packages on one line."""
+        found = self.summary.get("versions", {})
+        return ", ".join(f"{name} {version}" for name, version in found.items())
 
     def best_round(self) -> dict | None:
         """Return the first round with the best validation metric."""
         return max(
-            (e for e in self.rounds if "valid" in e),
-            key=lambda e: merit(self.metric, e["valid"]),
+            (record for record in self.rounds if "valid" in record),
+            key=lambda record: merit(self.metric, record["valid"]),
             default=None,
         )
+
+    def best(self) -> float | None:
+        return (self.best_round() or {}).get("valid")
 
     def merit(self) -> float:
         """Return the best validation metric as a number where higher is better, or minus infinity."""
@@ -300,12 +181,9 @@ class Run:
 
     def reached(self, quality: float) -> dict | None:
         """Return the first round with a validation metric that is at least this good."""
+        wanted = merit(self.metric, quality)
         return next(
-            (
-                e
-                for e in self.rounds
-                if "valid" in e and merit(self.metric, e["valid"]) >= merit(self.metric, quality)
-            ),
+            (e for e in self.rounds if "valid" in e and merit(self.metric, e["valid"]) >= wanted),
             None,
         )
 
@@ -316,83 +194,59 @@ def read_run(folder: Path) -> Run:
     Raises:
         ValueError: the folder is not a run directory, or it has no round and the run has ended.
     """
-    if not files.is_there(folder / "config.yaml"):
+    path = folder / "config.yaml"
+    if not files.is_there(path):
         raise ValueError(f"{folder} is not a run directory: it has no config.yaml")
     # Read as plain YAML, as runs of older versions have keys that the schema no longer has.
     try:
-        limits.check_yaml(text := files.read_text(folder / "config.yaml"), "config.yaml")
+        limits.check_yaml(text := files.read_text(path), "config.yaml")
         config = yaml.safe_load(text)
     except DamagedFile:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{folder / 'config.yaml'} is not a configuration: {' '.join(str(error).split())}"
-        ) from None
+        raise ValueError(f"{path} is not a configuration: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict) or not config:
-        raise ValueError(f"{folder / 'config.yaml'} is not a configuration: it holds no keys")
+        raise ValueError(f"{path} is not a configuration: it holds no keys")
     config = _flat(config)
     records = read_records(folder / "metrics.jsonl")
     rounds = [
-        {key: value for key, value in r.items() if _is_number(value)}
-        for r in records
-        if r["kind"] == "round"
+        {key: value for key, value in record.items() if _is_number(value)}
+        for record in records
+        if record["kind"] == "round"
     ]
-    if not rounds and not is_going_on(folder):
-        error = last_error(folder)
+    if not rounds and not _is_going_on(folder):
+        error = _last_error(folder)
         raise ValueError(f"{folder} has no round to show{f': {error}' if error else ''}")
     problems = _missing_rounds(rounds)
-    partition, sampling, graphs = (
-        _whole(
-            problems,
-            folder / "metrics.jsonl",
-            lambda _, kind=kind: next((r for r in records if r["kind"] == kind), None),
-            "" if kind == "partition" else kind,
-        )
-        for kind in ("partition", "sampling", "graphs")
-    )
-    summary = _whole(problems, folder / "summary.json", _read_json) or {}
-    components = _whole(problems, folder / "components.json", _read_json)
-    name = " ".join(
-        dict.fromkeys(
-            filter(None, [summary.get("experiment", config.get("name")), folder.resolve().name])
-        )
-    )
-    return Run(
-        folder,
-        name,
-        rounds,
-        partition,
-        sampling,
-        graphs,
-        components,
-        summary,
-        _settings(config, summary),
-        config,
-        summary.get("seed", config.get("seed")),
-        state_of(folder, rounds, summary, config.get("train.epochs")),
-        problems,
-    )
-
-
-def _whole(
-    problems: list[str], path: Path, read: Callable[[Path], dict | None], content: str = ""
-) -> dict | None:
-    """Read a record. If it is damaged, add that to the problems and return None."""
+    summary, path = {}, folder / "summary.json"
     try:
-        record = read(path)
-        if path.name == "summary.json" and record is not None:
-            record = {
-                key: value for key, value in record.items() if value is not None and value == value
-            }  # not NaN
-        for is_whole, keys in CONTENT[content or path.name].items() if record is not None else ():
-            for key in keys:
-                if not is_whole(record.get(key)) and (key in record or path.name != "summary.json"):
-                    raise ValueError(f"{key} is {record.get(key)!r:.80}")
-    except (ValueError, AttributeError, OSError) as error:
+        summary = _check_summary(files.read_json(path)) if files.is_there(path) else {}
+    except (ValueError, OSError) as error:
         text = str(error)
         problems.append(text if str(path) in text else f"{path} is damaged: {text}")
-        return None
-    return record
+    drawn = {record["kind"]: record for record in reversed(records) if record["kind"] != "round"}
+    state = _state_of(folder, rounds, summary, config.get("train.epochs"))
+    names = [summary.get("experiment", config.get("name")), folder.resolve().name]
+    name = " ".join(dict.fromkeys(str(each) for each in names if each))
+    settings = _settings(config, summary)
+    return Run(folder, name, rounds, drawn, summary, settings, config, state, problems)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_summary(record: dict) -> dict:
+    found = {key: value for key, value in record.items() if value is not None and value == value}
+    wanted = {
+        **dict.fromkeys(NUMBERS, _is_number),
+        **dict.fromkeys(TEXTS, lambda value: isinstance(value, str)),
+        **dict.fromkeys(RECORDS, lambda value: isinstance(value, dict)),
+    }
+    for key, is_whole in wanted.items():
+        if key in found and not is_whole(found[key]):
+            raise ValueError(f"{key} is {found[key]!r:.80}")
+    return found
 
 
 def _missing_rounds(rounds: list[dict]) -> list[str]:
@@ -404,6 +258,62 @@ def _missing_rounds(rounds: list[dict]) -> list[str]:
         f"metrics.jsonl lacks {numbers[-1] + 1 - len(numbers):,} of {numbers[-1] + 1:,} rounds; the first one is "
         f"round {first + 1:,}"
     ]
+
+
+def _state_of(folder: Path, rounds: list[dict], summary: dict, num_epochs: object) -> RunState:
+    """Find the state of a run from its directory."""
+    last = rounds[-1] if rounds else {}
+    done, total = last.get("epochs"), num_epochs if isinstance(num_epochs, int) else 0
+    progress = count(len(rounds), "round")
+    if done is not None and total:
+        progress = f"{done:,} of {total:,} epochs"
+    if _is_going_on(folder):
+        left = ""
+        if last.get("wall_seconds") and done and total:
+            left = f", about {duration((total / done - 1) * last['wall_seconds'])} left"
+        return RunState("running", "running", f"still running: {progress} so far{left}")
+    # A run that was resumed and has not ended again still has its old summary.
+    if summary and summary.get("data_epochs") in (None, done):
+        early = "early, " if done is not None and done < total else ""
+        return RunState("finished", "finished", f"finished {early}after {progress}")
+    if error := _last_error(folder):
+        diverged = re.search(r"(loss|gradient norm) is -?(nan|inf)", error)
+        how = "diverged" if diverged else "ended by an error"
+        return RunState(how.split()[-1], "failed", f"{how} after {progress}: {error}")
+    return RunState("stopped", "stopped", f"stopped after {progress}")
+
+
+def _is_going_on(folder: Path) -> bool:
+    """Tell whether a process holds the lock of the directory or, for a component, of its parent."""
+    is_part = folder.name.startswith("component_")
+    for path in (folder, folder.parent) if is_part else (folder,):
+        with contextlib.suppress(OSError):
+            fd = os.open(path / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # waits for no pipe
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(fd)
+    return False
+
+
+def _last_error(folder: Path) -> str | None:
+    """Return the error in the log that ended the run after its last start, or None."""
+    logs = [path for path in folder.glob("*.log") if path.is_file()]
+    if not logs:
+        return None
+    log, error = max(logs, key=lambda path: path.stat().st_mtime), None
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        for line in file.read().decode(errors="replace").splitlines():
+            if match := re.match(r"\S+ \S+ (INFO|ERROR) (.*)", line):
+                level, message = match.groups()
+                if level == "ERROR":
+                    error = message.removeprefix("error: ")
+                elif re.match(r"epoch +\d|partition: ", message):
+                    error = None  # the run went on after an older error
+    return error
 
 
 def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
@@ -419,7 +329,7 @@ def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
     runs, left_out = [], []
     for folder in folders:
         if folder.suffix == ".csv" and folder.is_file():
-            runs += _of_table(folder)
+            runs += _read_table(folder)
             continue
         is_run = files.is_there(folder / "config.yaml")
         members = [] if is_run else _members(folder)
@@ -438,102 +348,76 @@ def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
     return runs, left_out
 
 
-def _of_table(path: Path) -> list[Run]:
-    """The runs of a table, as if they had finished in directories beside it."""
-    runs = []
-    for name, (rounds, settings) in read_table(path).items():
-        named = CONTENT["summary.json"]
-        summary = {key: settings[key] for keys in named.values() for key in keys if key in settings}
-        config = {key: value for key, value in settings.items() if key not in summary}
-        folder = path.parent / name
-        run = Run(
-            folder,
-            " ".join(filter(None, [summary.get("experiment"), name])),
-            rounds,
-            None,
-            None,
-            None,
-            None,
-            summary,
-            _settings(config, summary),
-            config,
-            summary["seed"],
-            state_of(folder, rounds, summary, None),
-            [],
-        )
-        summary |= {key: value for key, value in run.result.items() if value is not None}
-        runs.append(run)
+def _members(folder: Path) -> list[Path]:
+    found = [
+        path
+        for path in (folder.iterdir() if folder.is_dir() else [])
+        if path.is_dir() and (path.name.isdecimal() or (path / "config.yaml").is_file())
+    ]
+    return sorted(found, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
+
+
+def _read_table(path: Path) -> list[Run]:
+    """Read the runs of a table of rounds, as if they had finished in directories beside it.
+
+    Raises:
+        ValueError: a column is missing, a cell is not a number, or there are no rows.
+    """
+    try:
+        table = pd.read_csv(io.StringIO(files.read_text(path)), dtype={"run": str, "metric": str})
+        if missing := [key for key in REQUIRED if key not in table]:
+            raise ValueError(f"it lacks the columns {', '.join(missing)}")
+        numbers = [*REQUIRED[2:], *(key for key in ROUND if key in table and key not in REQUIRED)]
+        table[numbers] = table[numbers].apply(pd.to_numeric)
+        runs = [_of_rows(path.parent / name, own) for name, own in table.groupby("run", sort=False)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a table of runs: {error!s:.200}") from None
     return runs
 
 
-def _members(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    found = [
-        path
-        for path in folder.iterdir()
-        if path.is_dir() and (path.name.isdecimal() or (path / "config.yaml").is_file())
-    ]
-    return sorted(
-        found,
-        key=lambda path: (
-            not path.name.isdecimal(),
-            int(path.name) if path.name.isdecimal() else 0,
-            path.name,
-        ),
-    )
-
-
-def _read_json(path: Path) -> dict | None:
-    return files.read_json(path) if files.is_there(path) else None
+def _of_rows(folder: Path, rows: pd.DataFrame) -> Run:
+    records = [{k: v for k, v in row.items() if v == v} for row in rows.to_dict("records")]
+    rounds = [{key: row[key] for key in ROUND if key in row} for row in records]
+    summary = {key: records[0][key] for key in (*NUMBERS, *TEXTS) if key in records[0]}
+    others = {*ROUND, *summary, "run"}
+    config = {key: value for key, value in records[0].items() if key not in others}
+    name = " ".join(filter(None, [summary.get("experiment"), folder.name]))
+    state = RunState("finished", "finished", f"finished after {count(len(rounds), 'round')}")
+    settings = _settings(config, summary)
+    run = Run(folder, name, rounds, {}, summary, settings, config, state, [])
+    summary |= {key: run.result[key] for key in ("best_valid", "test", "best_epoch", "data_epochs")}
+    summary |= {"wall_seconds": rounds[-1].get("wall_seconds")}
+    return run
 
 
 def _flat(value: dict, prefix: str = "") -> dict:
     items = {}
     for key, item in value.items():
-        items |= (
-            _flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {f"{prefix}{key}": item}
-        )
+        name = f"{prefix}{key}"
+        items |= _flat(item, f"{name}.") if isinstance(item, dict) else {name: item}
     return items
 
 
 def _settings(config: dict, summary: dict) -> dict:
-    """Return all settings in which runs may differ, except for the seed."""
+    """Return all settings in which runs may differ, except for the seed; those of ranks are what the run has found."""
     num_ranks = summary.get("num_ranks", config.get("parallel.num_ranks", 1))
-    mode = (
-        "split"
-        if "split" in (summary.get("parallel"), config.get("parallel.name")) and num_ranks > 1
-        else "epochs"
-    )
+    mode = summary.get("parallel", config.get("parallel.name", "epochs"))
     scaling = summary.get("lr_scaling", config.get("parallel.lr_scaling", "none"))
     others = {
         key: value
         for key, value in config.items()
         if key != "seed" and key not in NO_SETTING and not key.startswith("parallel.")
     }
-    return {RANKS: num_ranks, MODE: mode, SCALING: scaling, **others}
+    num_ranks = num_ranks if isinstance(num_ranks, int) else 1
+    mode = "split" if mode == "split" and num_ranks > 1 else "epochs"
+    return {"num_ranks": num_ranks, "parallel": mode, "lr_scaling": scaling, **others}
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """List the settings, except for the seed, in which the runs differ: what matters most first.
-
-    Within a group, the choice of a component comes before its keys, and keys of all runs before keys of some.
-    """
+    """List the settings, except for the seed, in which the runs differ: what matters most first."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
-    found = [
-        key
-        for key in keys
-        if any(run.settings.get(key) != runs[0].settings.get(key) for run in runs)
-    ]
-
-    def place(key: str) -> tuple[int, bool, bool]:
-        group = next(
-            (i for i, first in enumerate(ORDER) if f"{key}.".startswith(f"{first}.")), len(ORDER)
-        )
-        is_choice = key.rpartition(".")[2] in ("name", "source")
-        return group, not is_choice, not all(key in run.settings for run in runs)
-
-    return sorted(found, key=place)
+    found = [key for key in keys if len({str(run.settings.get(key)) for run in runs}) > 1]
+    return sorted(found, key=lambda key: [not key.startswith(first) for first in FIRST])
 
 
 def groups(runs: list[Run]) -> list[tuple[str, list[Run]]]:
@@ -548,25 +432,17 @@ def groups(runs: list[Run]) -> list[tuple[str, list[Run]]]:
     first = [members[0] for members in found.values()]
     primary = [key for key in keys if key not in SECONDARY]
     # Runs on different graphs differ in a dozen keys; the names of their directories are better labels.
-    attempts = (
-        []
-        if len(primary) > 5
-        else [
-            [_label(run, primary) for run in first],
-            [_label(run, keys, full=True) for run in first],
-        ]
-    )
-    labels = next((labels for labels in attempts if len(set(labels)) == len(labels)), _names(first))
-    found_groups = []
+    chosen = [] if len(primary) > 5 else [primary, keys]
+    attempts = [[_label(run, some) for run in first] for some in chosen]
+    labels = next((each for each in attempts if len(set(each)) == len(each)), _names(first))
+    grouped = []
     for label, members in zip(labels, found.values()):
         if len({run.seed for run in members}) == len(members) and (label or len(members) > 1):
-            found_groups.append((label, members))
+            grouped.append((label, members))
         else:
-            found_groups += [
-                (", ".join(filter(None, [label, name])), [run])
-                for name, run in zip(_names(members), members)
-            ]
-    return found_groups
+            named = zip(_names(members), members)
+            grouped += [(", ".join(filter(None, [label, name])), [run]) for name, run in named]
+    return grouped
 
 
 def _names(runs: list[Run]) -> list[str]:
@@ -574,20 +450,17 @@ def _names(runs: list[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
-def _label(run: Run, keys: list[str], *, full: bool = False) -> str:
+def _label(run: Run, keys: list[str]) -> str:
+    known = {"epochs": "parallel epochs", "none": "unscaled"}
     parts = []
-    # With one rank, mode and scaling have no effect, whatever the configuration says.
-    several = full or run.settings[RANKS] > 1
     for key in keys:
         value = run.settings.get(key)
-        if key == RANKS:
-            parts.append(f"{value} rank{'s' * (value != 1)}")
-        elif key == MODE:
-            parts += [{"epochs": "parallel epochs"}.get(value, value)] if several else []
-        elif key == SCALING:
-            parts += [{"none": "unscaled"}.get(value, value)] if several else []
-        else:
-            parts.append(f"{short(key, keys)} {setting(key, value)}")
+        if key == "num_ranks":
+            parts.append(count(value, "rank"))
+        elif key not in ("parallel", "lr_scaling"):
+            parts.append(f"{short(key, keys)} {setting(value)}")
+        elif run.settings["num_ranks"] > 1:  # with one rank, they have no effect
+            parts.append(known.get(str(value), str(value)))
     return ", ".join(parts)
 
 
@@ -599,14 +472,13 @@ def short(key: str, keys: list[str]) -> str:
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
 
 
-def scores_of(runs: list[Run]) -> dict[str, str]:
-    """Return the scores that any of some runs has; see :attr:`Run.score_keys`."""
-    return max((run.score_keys for run in runs), key=len)
-
-
 def comparable(runs: list[Run]) -> bool:
     """Tell whether the runs have the same data and metric, so that their metrics can be compared."""
-    return all(run.source == runs[0].source for run in runs)
+    sources = [
+        {**{k: v for k, v in run.settings.items() if k.startswith("data.")}, "metric": run.metric}
+        for run in runs
+    ]
+    return all(source == sources[0] for source in sources)
 
 
 def qualities(runs: list[Run]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Names, units and numbers as the page shows them."""
+"""Names and numbers as a page shows them."""
 
 import functools
 
@@ -23,14 +23,6 @@ METRICS = {
     "knn_acc": "nearest-neighbour accuracy",
     "auc": "AUC of links",
 }
-SPLITS = {"train": "Training", "valid": "Validation", "test": "Test"}
-# Settings that the report takes from the summary, under the keys that a user types.
-KEYS = {
-    "num_ranks": "parallel.num_ranks",
-    "parallel": "parallel",
-    "lr_scaling": "parallel.lr_scaling",
-}
-_MODES = {"epochs": "parallel epochs", "split": "one partition, split among the ranks"}
 
 
 def metric_name(metric: str) -> str:
@@ -38,9 +30,8 @@ def metric_name(metric: str) -> str:
     return METRICS.get(metric, metric.replace("hits@", "Hits@"))
 
 
-def score_name(split: str, metric: str) -> str:
-    """Return the title of a score: of a split, or of all that is scored."""
-    return f"{split} {metric}" if split else metric[:1].upper() + metric[1:]
+def title(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def count(value: float | None, noun: str = "", plural: str = "") -> str:
@@ -51,7 +42,6 @@ def count(value: float | None, noun: str = "", plural: str = "") -> str:
 
 
 def score(value: float | None) -> str:
-    """Format the value of a metric."""
     return NOTHING if value is None else format_score(value)
 
 
@@ -59,49 +49,34 @@ def duration(seconds: float | None) -> str:
     """Format a time in a suitable unit."""
     if seconds is None:
         return NOTHING
-    if seconds < 0.1:
-        return f"{1000 * seconds:.2g} ms"
     if seconds < 60:
-        return f"{seconds:.3g} s"
+        return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
     minutes, seconds = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds:02} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02} min"
+    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
 
 
 def memory(num_bytes: float | None) -> str:
-    """Format a size in GiB."""
     return NOTHING if num_bytes is None else f"{num_bytes / 2**30:.2f} GiB"
 
 
-def time_unit(seconds: list[float]) -> tuple[float, str]:
-    """Choose a unit for a column of times; return its length in seconds and its name."""
-    longest = max(seconds, default=0)
-    return next(
-        ((length, name) for length, name in ((3600, "h"), (60, "min")) if longest >= 5 * length),
-        (1, "s"),
-    )
-
-
-def setting(key: str, value: object) -> str:
+def setting(value: object) -> str:
     """Format the value of a setting."""
     if value is None:
         return NOTHING
-    if key == "parallel":
-        return _MODES.get(str(value), str(value))
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def versions(value: dict) -> str:
-    """Format the versions of packages on one line."""
-    return ", ".join(f"{name} {version}" for name, version in value.items())
+def cell(value: object) -> str:
+    """Format a value of an explanation."""
+    return f"{value:.4g}" if isinstance(value, float) else shortened(value or "", 80)
 
 
-def shortened(name: str, most: int = 60) -> str:
+def shortened(name: object, most: int = 60) -> str:
     """Cut a name that is too long for a table."""
+    name = str(name)
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
@@ -114,7 +89,4 @@ def meanings() -> dict[str, str]:
             for entry in keys.entries(config):
                 found.setdefault(entry.name, set()).add(entry.meaning.text.rstrip("."))
     # A key that several datasets or models have, each with a meaning of its own, has none here.
-    return {
-        "parallel": "How the ranks share the work",
-        **{name: min(texts) for name, texts in found.items() if len(texts) == 1},
-    }
+    return {name: min(texts) for name, texts in found.items() if len(texts) == 1}

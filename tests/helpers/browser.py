@@ -1,6 +1,5 @@
 """Drives Chromium by the DevTools protocol, over a pair of pipes: https://chromedevtools.github.io/devtools-protocol."""
 
-import base64
 import json
 import os
 import select
@@ -103,9 +102,7 @@ class Browser:
             features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
         )
         self.call("Page.navigate", url=page.as_uri())
-        self.wait_for(
-            "document.readyState == 'complete' && !!document.documentElement.dataset.theme"
-        )
+        self.wait_for("document.readyState == 'complete'")
 
     def wait_for(self, condition: str, seconds: float = 30) -> None:
         """Wait until an expression is true, whatever page is loaded meanwhile."""
@@ -125,35 +122,6 @@ class Browser:
                 return
             assert time.monotonic() < end, f"never true: {condition}"
             time.sleep(0.05)
-
-    def click(self, selector: str, *, number: int = 0, times: int = 1) -> None:
-        """Click the middle of an element with the mouse."""
-        x, y = (
-            self.run(f"""(() => {{ const e = document.querySelectorAll({json.dumps(selector)})[{number}];
-            e.scrollIntoView({{block: "center"}}); const r = e.getBoundingClientRect();
-            return [r.x + r.width / 2, r.y + r.height / 2]; }})()""")
-        )
-        for count in range(1, times + 1):
-            self.mouse("mousePressed", x, y, count)
-            self.mouse("mouseReleased", x, y, count)
-
-    def mouse(self, kind: str, x: float, y: float, count: int = 0) -> None:
-        """Move or press the mouse."""
-        self.call(
-            "Input.dispatchMouseEvent",
-            type=kind,
-            x=x,
-            y=y,
-            button="left",
-            buttons=1 if count else 0,
-            clickCount=count,
-        )
-
-    def screenshot(self) -> bytes:
-        """Draw the whole page, as PNG."""
-        return base64.b64decode(
-            self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        )
 
     def _send(
         self, method: str, *, session: str | None = None, seconds: float = 60, **parameters

@@ -26,7 +26,7 @@ OURS = (
     "pipeline.training",
     "pipeline.gnn.predict",
     "pipeline.data.readers.ogb_node",
-    "scripts.report.figures",
+    "scripts.report.document",
 )
 PRELOAD = (
     *(f"parallel_epochs.{name}" for name in OURS),

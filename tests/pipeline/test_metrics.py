@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.metrics import (
     link_ranking,
     rocauc,
 )
-from parallel_epochs.scripts.report.curve_section import precision_recall, reliability, roc
+from parallel_epochs.scripts.report.labels import precision_recall, reliability, roc
 from tests.helpers import building as build
 from tests.helpers.graphs import random_graph, task_graph
 

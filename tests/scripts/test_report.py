@@ -1,574 +1,422 @@
-import dataclasses
+"""Pages of runs: what they show of the records, that they stand alone, and that a damaged folder is told of."""
+
+import base64
+import fcntl
+import hashlib
 import json
+import os
 import re
-from html.parser import HTMLParser
+import signal
+import statistics
+import time
 from pathlib import Path
 
-import plotly.graph_objects
+import numpy as np
 import pytest
 import yaml
 
-from parallel_epochs.pipeline.run.log import read_records
-from parallel_epochs.pipeline.training import run
-from parallel_epochs.scripts import report
-from parallel_epochs.scripts.report import charts, runs as report_runs
-from parallel_epochs.scripts.report.label_scores import rates, read_scores
-from tests.helpers.report_runs import components, partition, write_records, write_run, write_scores
-from tests.helpers.running import TOY, train
+from parallel_epochs.scripts.report import charts, comparison, document
+from parallel_epochs.scripts.report.__main__ import choose_output
+from parallel_epochs.scripts.report.labels import rates
+from parallel_epochs.scripts.report.layout import read_layout
+from parallel_epochs.scripts.report.runs import find_runs, read_run
+from tests.helpers.report_runs import (
+    components,
+    many_points,
+    typed_record,
+    write_layout,
+    write_records,
+    write_run,
+    write_scores,
+)
+from tests.helpers.running import ROOT, command, shell
 
-VOID = ("meta", "br", "input")
-LOCAL = ("href", "src", "srcset", "data", "action", "poster", "background")
-
-
-class Page(HTMLParser):
-    """What a page holds; every tag that is opened is closed, in order.
-
-    Attributes:
-        elements: a name and attributes each.
-        text: what a reader sees, without scripts.
-        spec: the charts and what they share.
-    """
-
-    def __init__(self, document: str):
-        super().__init__()
-        self.document, self.elements, self.words, self._open, self.spec = document, [], [], [], {}
-        self.feed(document)
-        assert not self._open
-        self.text = " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if self._open and self._open[-1] == "script" and self.elements[-1][1].get("id") == "charts":
-            self.spec = json.loads(data)
-        elif not self._open or self._open[-1] not in ("script", "style"):
-            self.words.append(data)
-
-    def chart(self, title: str) -> dict:
-        names = re.findall(r'<h3 id="(chart-\d+)-title">(.*?)</h3>', self.document)
-        (name,) = (name for name, found in names if found == title)
-        return next(chart for chart in self.spec["charts"] if chart["id"] == name)
-
-    def titles(self) -> list[str]:
-        return re.findall(r'<h3 id="chart-\d+-title">(.*?)</h3>', self.document)
-
-
-def page_of(*folders: Path) -> Page:
-    return Page(report.page(*report.find_runs(list(folders))))
-
-
-@pytest.fixture(autouse=True)
-def small_library(request, monkeypatch):
-    """Most pages do without the library, which is five megabytes to parse."""
-    if "whole_pages" not in request.fixturenames:
-        monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* Plotly */")
-
-
-@pytest.fixture
-def whole_pages():
-    pass
-
-
-@pytest.fixture(scope="module")
-def folder_of_runs(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture
-def two_runs(configure, folder_of_runs):
-    """Two real runs, for tests that only read them; the first of these trains them."""
-    folders = [folder_of_runs / name for name in ("a", "b<b>")]
-    for seed, folder in enumerate(folders):
-        if not folder.exists():
-            folder.mkdir()
-            run(
-                configure(*TOY, f"seed={seed}", "train.eval_every=2"),
-                folder,
-                "python -m pipeline.train <toy>",
-            )
-    return folders
-
-
-def test_a_page_stands_alone_and_shows_everything(two_runs, whole_pages):
-    one = page_of(two_runs[0])
-    summary = json.loads((two_runs[0] / "summary.json").read_text())
-    for text in (
-        "python -m pipeline.train <toy>",
-        f"{summary['test']:.4f}",
-        summary["weights_sha256"][:16],
-        "directed edges kept",
-        "The graph is connected: 240 nodes",
-        "Validation ROC-AUC",
-        summary["hardware"],
-        f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB",
-        "Finished after 4 of 4 epochs.",
-        "train.lr",
-    ):
-        assert text in one.text
-    assert one.titles() == [
-        "ROC-AUC",
-        "Training loss",
-        "Gradient norm",
-        "ROC curve",
-        "Precision-recall curve",
-        "Calibration",
-        "Seconds of each round",
-        "Nodes of each cluster",
-        "Edges kept within each cluster",
-    ]
-    both = page_of(*two_runs)
-    assert (
-        "b&lt;b&gt;" in both.document
-        and "2 seeds (0, 1)" in both.text
-        and "Speed-up" not in both.text
-    )
-    for page in (one, both):
-        assert len(page.document.encode()) < 6_000_000
-        for tag, attributes in page.elements:
-            assert tag not in ("link", "img", "iframe", "b")
-            assert all((attributes.get(name) or "#").startswith("#") for name in LOCAL)
-            assert not any(name.startswith("on") for name in attributes)
-        (policy,) = (
-            a["content"]
-            for _, a in page.elements
-            if a.get("http-equiv") == "Content-Security-Policy"
-        )
-        assert policy.startswith("default-src 'none'; script-src 'sha256-") and "http" not in policy
-        for chart in page.spec["charts"]:  # Plotly itself knows every property and its values
-            plotly.graph_objects.Figure(chart["data"], chart["layout"])
-
-
-def test_smoothed_scores_stand_beside_those_of_the_model(tmp_path):
-    smoothed = {
-        "method": "correct_and_smooth",
-        "smoothing_alpha": 0.8,
-        "valid": 0.8765,
-        "test": 0.8642,
-    }
-    text = page_of(write_run(tmp_path / "1", [0.5, 0.8], smoothed=smoothed)).text
-    assert "; 0.8765 smoothed" in text and "at the best validation; 0.8642 smoothed" in text
-    assert (
-        " smoothed"
-        not in page_of(write_run(tmp_path / "2", [0.5, 0.8], smoothed={"test": "0.9"})).text
-    )
-
-
-def test_equal_runs_give_equal_pages(two_runs):
-    for folders in (two_runs[:1], two_runs):
-        assert len({page_of(*folders).document for _ in range(2)}) == 1
-
-
-def test_curves_draw_the_records(tmp_path):
-    page = page_of(write_run(tmp_path / "1", [0.5, None, 0.8], lrs=[0.1, 0.2, 0.2]))
-    valid, test, _train = page.chart("Accuracy")["data"]
-    assert (valid["name"], valid["y"], test["name"], test["y"]) == (
-        "Validation",
-        [0.5, None, 0.8],
-        "Test",
-        [0.49, None, 0.79],
-    )
-    assert page.spec["xs"][valid["meta"]["x"]] == {
-        "step": [2, 4, 6],
-        "epochs": [1, 2, 3],
-        "wall_seconds": [1, 2, 3],
-    }
-    assert page.chart("Accuracy")["marks"] == [
-        {"x": {"step": 6, "epochs": 3, "wall_seconds": 3.0}, "text": "best: epoch 3"}
-    ]
-    assert page.chart("Learning rate")["data"][0]["y"] == [0.1, 0.2, 0.2]
-    phases = {trace["name"]: trace["y"] for trace in page.chart("Seconds of each round")["data"]}
-    assert phases == {
-        "Training": [0.3] * 3,
-        "Waiting for batches": [0.1] * 3,
-        "Synchronising ranks": [0.1] * 3,
-        "Evaluating and saving": [0.5] * 3,
-    }
-    assert "Training 0.90 0.3000 30.0%" in page.text
-
-
-def test_runs_that_differ_in_their_seeds_are_one_curve_with_a_band(tmp_path):
-    folders = [
-        write_run(tmp_path / str(seed), [value, value + 0.1], seed=seed)
-        for seed, value in enumerate((0.5, 0.6, 0.7))
-    ]
-    folders.append(write_run(tmp_path / "other", [0.4, 0.5], lr=0.2))
-    page = page_of(*folders)
-    traces = page.chart("Validation accuracy")["data"]
-    roles = [(trace["meta"]["role"], trace["meta"]["key"]) for trace in traces]
-    assert roles == [
-        ("band", "line-0"),
-        ("mean", "line-0"),
-        *[("seed", "line-0")] * 3,
-        ("best", "line-0"),
-        ("mean", "line-1"),
-        ("best", "line-1"),
-    ]
-    band, mean = traces[:2]
-    assert mean["y"] == [0.6, 0.7] and mean["customdata"] == [[0.1, 3], [0.1, 3]]
-    assert band["meta"]["low"] == [0.5, 0.6] and band["meta"]["high"] == [0.7, 0.8]
-    assert [trace["y"] for trace in traces[2:5]] == [[0.5, 0.6], [0.6, 0.7], [0.7, 0.8]]
-    assert traces[5]["text"][2] == "lr 0.01, seed 2: best epoch 2, 0.8000"
-    assert "lr 0.01 3 0.7000 ± 0.1000" in page.text
-    legend = [
-        attributes
-        for tag, attributes in page.elements
-        if tag == "button" and "data-key" in attributes
-    ]
-    assert [item["class"] for item in legend[:3]] == ["key", "seeds", "key"]
-    # A seed that was stopped: the mean goes on over those that more than half of the runs are.
-    write_run(tmp_path / "short", [0.1], seed=9, finished=False, epochs=2)
-    mean = page_of(*folders[:3], tmp_path / "short").chart("Validation accuracy")["data"][1]
-    assert mean["y"] == [0.475, 0.7] and [n for _, n in mean["customdata"]] == [4, 3]
-
-
-def test_two_metrics_have_no_axis_in_common(tmp_path):
-    folders = [
-        write_run(tmp_path / "acc", [0.5, 0.6]),
-        write_run(tmp_path / "roc", [0.9, 0.8], metric="rocauc"),
-    ]
-    page = page_of(*folders)
-    assert page.titles()[:6] == [
-        "Validation accuracy",
-        "Test accuracy",
-        "Training loss",
-        "Validation ROC-AUC",
-        "Test ROC-AUC",
-        "Training loss",
-    ]
-    assert [
-        t["y"] for t in page.chart("Validation accuracy")["data"] if t["meta"]["role"] == "mean"
-    ] == [[0.5, 0.6]]
-    assert (
-        "0.6000 accuracy" in page.text
-        and "0.9000 ROC-AUC" in page.text
-        and "different data or metrics" in page.text
-    )
-
-
-def test_what_differs_is_told_and_nothing_else(tmp_path):
-    page = page_of(
-        write_run(tmp_path / "a", [0.5], lr=0.1), write_run(tmp_path / "b", [0.6], lr=0.2)
-    )
-    (differing,) = re.findall(r'<section id="differences">.*?</section>', page.document)
-    assert re.findall(r'data-value="([^"]*)"', differing) == ["lr 0.1", "0.1", "lr 0.2", "0.2"]
-    assert ">train.lr<" in differing and "data.source" not in differing
-    many = page_of(
-        write_run(tmp_path / "c", [0.5], num_ranks=4, lr=0.1, lr_scaling="sqrt"), tmp_path / "a"
-    )
-    (differing,) = re.findall(r'<section id="differences">.*?</section>', many.document)
-    assert "processes that train together" in differing  # each key in a row, with its meaning
-
-
-def test_one_component_is_a_sentence_and_one_cluster_too(tmp_path):
-    folder = write_run(tmp_path / "1", [0.5, 0.6])
-    assert (
-        "Connected components The graph is connected: 20 nodes and 40 directed edges."
-        in page_of(folder).text
-    )
-    (folder / "components.json").write_text(json.dumps(components([20, 3, 1])))
-    page = page_of(folder)
-    assert "The graph has 3 components, including 1 single node." in page.text
-    assert page.chart("Nodes of each component")["data"][0]["y"] == [20, 3, 1]
-    records = read_records(folder / "metrics.jsonl")
-    write_records(folder, [partition(0, (20,)), *records[1:]])
-    assert "1 cluster, 20 of 100 directed edges kept" in page_of(folder).text
-    assert "Nodes of each cluster" not in page_of(folder).titles()
-    sizes = tuple(range(1, 400))
-    write_records(folder, [partition(0, sizes), *records[1:]])
-    assert page_of(folder).chart("Nodes of each cluster")["data"][0]["type"] == "histogram"
-
-
-@pytest.mark.slow
-def test_the_partition_is_the_first_of_the_run_also_after_a_resume(configure, tmp_path):
-    for epochs in (2, 4):
-        train(configure(*TOY, f"train.epochs={epochs}", "train.eval_every=1"), tmp_path / "run")
-    records = read_records(tmp_path / "run" / "metrics.jsonl")
-    assert [(r["kind"], r["round"]) for r in records] == [
-        ("partition", 0),
-        ("round", 0),
-        ("round", 1),
-        ("partition", 2),
-        ("round", 2),
-        ("round", 3),
-    ]
-    assert "as drawn for round 1:" in page_of(tmp_path / "run").text
-
-
-def test_keys_that_differ_begin_with_the_model_and_the_data(tmp_path):
-    folders = [
-        write_run(tmp_path / name, [0.5], lr=lr, num_ranks=ranks, data=data)
-        for name, lr, ranks, data in (("a", 0.1, 1, "file"), ("b", 0.2, 2, "store"))
-    ]
-    for number, folder in enumerate(folders):
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        config |= {
-            "name": f"run {number}",
-            "device": f"cuda:{number}",
-            "evaluation": {"num_views": number},
-            "kernel": f"k{number}",
-        }
-        config["model"] |= {"width": number, **({"norm": number} if number else {"hidden": number})}
-        config["train"]["eval_every"] = number
-        config["model"]["name"] = config["model"].pop("name") + str(number)  # behind the others
-        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    keys = report_runs.differing(report.find_runs(folders)[0])
-    assert keys == [
-        "model.name",
-        "model.width",
-        "model.hidden",
-        "model.norm",
-        "data.source",
-        "num_ranks",
-        "train.lr",
-        "train.eval_every",
-        "evaluation.num_views",
-        "kernel",
-        "name",
-        "device",
-    ]
-    config["trainer"] = {f"key_{number}": number for number in range(5)}
-    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    document = page_of(*folders).document
-    assert (
-        "<summary>5 more keys</summary>" in document
-        and document.count('data-value="model.norm"') == 1
-    )
-
-
-def test_scores_of_each_class_and_what_was_confused(tmp_path):
-    folder = write_scores(write_run(tmp_path / "run", [0.5]), "classes", names=["a", "<i>", "c"])
-    page = page_of(folder)
-    assert (
-        page.text.count("Classes") == page.text.count("Confusion matrix") == 2
-    )  # with the list of sections
-    assert "Training: 1,200 nodes. Validation: 1,200 nodes. Test: 1,200 nodes." in page.text
-    assert [found["precision"] for found in rates([[2, 1], [0, 1]])] == [1.0, 0.5] and rates([[0]])[
-        0
-    ]["f1"] is None
-    assert (
-        "<i> 0.6667 0.6667 0.6667 0.6667 3 3 3" in page.text
-        and "Scores after epoch 2." in page.text
-    )
-    assert (
-        "Test a <i> c a 2 1 0 <i> 0 2 1 c 1 0 2 Scroll sideways to see all columns. Validation a <i>"
-        in page.text
-    )
-    assert 'title="1 of 3 nodes of &lt;i&gt; were predicted as c"' in page.document
-    page = page_of(write_scores(folder, "classes", 31))
-    assert (
-        "All 31 classes" in page.text
-        and "most frequent wrong predictions among 31 classes" in page.text
-    )
-    assert page.text.count("0 1 1 33.3%") == 2 and "matrix" not in page.document.partition(
-        "<main>"
-    )[2].partition("<script")[0].replace("Confusion matrix", "")
-    page = page_of(write_scores(folder, "classes", 2, labels=[0, 0], confusion=[[0, 0], [0, 0]]))
-    assert "0 – – – – 0 0 0" in page.text and "Confusion matrix" not in page.text
-    assert (
-        "1,000 classes: the run recorded no scores of each."
-        in page_of(write_scores(folder, "classes", 1000)).text
-    )
-    (folder / "scores.json").unlink()
-    assert "Classes" not in page_of(folder).text
-
-
-def test_scores_of_each_task_target_and_the_pairs(tmp_path):
-    folder = write_scores(write_run(tmp_path / "run", [0.5]), "binary tasks")
-    text = page_of(folder).text
-    assert (
-        "Test ROC-AUC of a task: from 0.5001 (task 1) to 0.5002 (task 2), median 0.5001. It is undefined for 1 task"
-        in text
-        or "median 0.5002. It is undefined for 1 task" in text
-    )
-    assert "0 – – 25.0% 40 40 40 1 0.5001 0.5001 25.0% 40 40 40" in text
-    assert "Targets" in page_of(write_scores(folder, "real values")).text
-    text = page_of(write_scores(folder, "links")).text
-    assert (
-        "Pairs Training: 1,200 pairs and 50 that are not linked." in text
-        and "Scores after" not in text
-    )
-    assert "Ranking: not computed: " in text and "Curves: not computed: " in text
-
-
+HTML = "</script><img src=x onerror=alert(1)>\"'&"
+# Three classes of which each is once taken for the next, as write_scores writes them.
 CURVE = {
-    "positive": [0, 1, 9],
-    "negative": [70, 19, 1],
-    "probability": [0.01, 0.2, 0.9],
-    "rocauc": 0.875,
-    "ap": 0.75,
+    "positive": [1, 3],
+    "negative": [3, 1],
+    "probability": [0.2, 0.8],
+    "rocauc": 0.75,
+    "ap": 0.8,
 }
 
 
-def test_binary_labels_and_links_have_curves(tmp_path):
-    folder = write_scores(write_run(tmp_path / "run", [0.5]), "binary tasks", curve=CURVE)
-    page = page_of(folder)
-    assert (
-        "Test 0.8750 0.7500 10.0% 0.0370" in page.text
-        and "The labels of all 3 tasks are taken" in page.text
-    )
-    drawn = {
-        name: page.chart(name)["data"][1]
-        for name in ("ROC curve", "Precision-recall curve", "Calibration")
-    }
-    assert drawn["ROC curve"]["x"] == [0, 0.0111111, 0.222222, 1] and drawn["ROC curve"]["y"] == [
-        0,
-        0.9,
-        1,
-        1,
+def page(*folders: Path) -> str:
+    return document.page(*find_runs([*folders]))
+
+
+def figures(text: str) -> dict[str, dict]:
+    """The data and the layout of each chart of a page, by its title."""
+    titles = re.findall(r'class="card" aria-label="([^"]*)".*?id="(chart-\w+)"', text, re.DOTALL)
+    decode, found = json.JSONDecoder(object_hook=unpack).raw_decode, {}
+    for title, name in titles:
+        rest = text[text.index("Plotly.newPlot(") :].partition(f'"{name}",')[2].lstrip()
+        data, end = decode(rest)
+        found[title] = {"data": data, "layout": decode(rest[end:].lstrip(", \n"))[0]}
+    return found
+
+
+def unpack(value: dict) -> object:
+    """Read the arrays that Plotly writes as base64."""
+    if "bdata" not in value:
+        return value
+    array = np.frombuffer(base64.b64decode(value["bdata"]), value["dtype"])
+    return array.reshape(*map(int, value.get("shape", "-1").split(","))).tolist()
+
+
+def cells(text: str, heading: str) -> list[list[str]]:
+    """The rows of the tables of a section, without their marks."""
+    section = re.search(rf"<h2>{heading}</h2>(.*?)</section>", text, re.DOTALL)[1]
+    return [
+        [
+            re.sub(r"<[^>]*>", "", cell).strip()
+            for cell in re.findall(r"<td.*?</td>", row, re.DOTALL)
+        ]
+        for row in re.findall(r"<tr>(.*?)</tr>", section, re.DOTALL)
     ]
-    assert drawn["Precision-recall curve"]["y"] == [0.9, 0.333333, 0.1]
-    assert drawn["Calibration"]["x"] == [0.01, 0.2, 0.9] and drawn["Calibration"]["customdata"] == [
-        70,
-        20,
-        10,
-    ]
-    two = page_of(write_scores(folder, "classes", 2, names=["no", "yes"], curve=CURVE))
-    assert "Class yes counts as positive." in two.text and "Calibration error" in two.text
-    assert "ROC" not in page_of(write_scores(folder, "classes", 3)).text
-    ranking = {"mrr": 0.25, "hits@1": 0.125}
-    text = page_of(write_scores(folder, "links", curve=CURVE, ranking=ranking, each=None)).text
-    assert (
-        "MRR 0.2500 0.2500 Hits@1 0.1250 0.1250" in text and "among all pairs of its split" in text
+
+
+def tiles(text: str) -> dict[str, tuple[str, str]]:
+    found = re.findall(
+        r"<div><dt>([^<]*)</dt><dd>([^<]*)</dd><dd class=\"note\">([^<]*)</dd>", text
     )
-    assert "Precision-recall curve" in text and "Calibration" not in text
-    assert (
-        "its own 7 pairs"
-        in page_of(write_scores(folder, "links", curve=CURVE, ranking=ranking, each=7)).text
+    return {name: (value, note) for name, value, note in found}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run", [0.5, 0.75, 0.625])
+
+
+@pytest.fixture
+def lock():
+    """Hold the lock of a run, as the process that trains it does."""
+    held = []
+
+    def take(folder: Path) -> int:
+        held.append(fd := os.open(folder / ".lock", os.O_RDWR | os.O_CREAT))
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return fd
+
+    yield take
+    for fd in held:
+        os.close(fd)
+
+
+def test_a_page_stands_alone_and_equal_runs_give_equal_pages(run, tmp_path):
+    write_scores(run, "classes")
+    other = write_run(tmp_path / "other", [0.5, 0.5], seed=1)
+    for folders in ([run], [run, other]):
+        text = page(*folders)
+        assert text == page(*folders) and len(text) < 6e6
+        assert not re.findall(r'(?:src|href)="(?!#)[^"]*"', text.replace("data:", "", 0)[-200_000:])
+        allowed = set(re.findall(r"'sha256-([^']+)'", text[:10_000]))
+        scripts = re.findall(
+            r"<script[^>]*>(.*?)</script>", text[text.index("</head>") :], re.DOTALL
+        )
+        digests = {base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts}
+        assert digests == allowed and "unsafe-eval" not in text[:10_000]
+        links = re.findall(r'<li><a href="#(\w+)">', text)
+        assert len(links) > 5 and all(f'<section id="{name}">' in text for name in links)
+    names = ("Curves", "Labels", "Confusion matrix", "Time of each phase", "Partition")
+    assert all(f"<h2>{name}</h2>" in page(run) for name in names)
+
+
+def test_curves_and_phases_draw_the_records(run):
+    found = figures(page(run))
+    accuracy = found["Accuracy"]
+    assert [trace["name"] for trace in accuracy["data"][::2]] == ["Validation", "Test"]
+    assert accuracy["data"][0]["y"] == [0.5, 0.75, 0.625] and accuracy["data"][0]["x"] == [1, 2, 3]
+    assert accuracy["data"][1]["y"] == [0.75]  # the ring at the best epoch
+    choices = accuracy["layout"]["updatemenus"][0]["buttons"]
+    assert [each["label"] for each in choices] == ["Epochs", "Steps", "Time", "Log", "Linear"]
+    assert choices[1]["args"][0]["x"][0] == [2, 4, 6] and choices[2]["args"][0]["x"][1] == [2.0]
+    phases = found["Seconds of each round"]["data"]
+    assert [trace["y"][1] for trace in phases] == pytest.approx([0.3, 0.1, 0.1, 0.5])
+    assert found["Nodes of each cluster"]["data"][0]["y"] == [11, 9]
+    assert cells(page(run), "Time of each phase")[1][1:] == ["0.90", "0.3000", "30.0%"]
+
+
+def test_seeds_are_one_curve_with_a_band_and_two_metrics_have_no_axis_in_common(tmp_path):
+    for seed, values in enumerate(([0.5, 0.7], [0.6, 0.9])):
+        write_run(tmp_path / "sweep" / str(seed), values, seed=seed)
+    text = page(tmp_path / "sweep")
+    band, mean, *_ = figures(text)["Validation accuracy"]["data"]
+    assert mean["y"] == pytest.approx([0.55, 0.8]) and mean["name"].endswith("(2 seeds)")
+    spread = [statistics.stdev(pair) for pair in ((0.5, 0.6), (0.7, 0.9))]
+    assert band["y"][:2] == pytest.approx([0.55 - spread[0], 0.8 - spread[1]])
+    assert cells(text, "Settings")[1][2] == "0.8000 ± 0.1414"
+    other = write_run(tmp_path / "mae", [3.0], metric="mae")
+    found = figures(page(tmp_path / "sweep", other))
+    assert {"Validation accuracy", "Validation MAE"} <= found.keys()
+    # Many runs stay a page of less than 6 MB.
+    many = [write_run(tmp_path / "many" / str(i), [0.1] * 2000, lr=i + 1.0) for i in range(30)]
+    assert len(page(*many)) < 6e6
+
+
+def test_the_answer_and_the_network_are_two_numbers_with_two_names(tmp_path):
+    network = {"valid": 0.75, "test": 0.74, "train": 0.75}
+    answer = {"text": "3 parts of trees"}
+    base = {"title": "trees", "valid": 0.9, "test": 0.85}
+    text = page(
+        write_run(
+            tmp_path / "run",
+            [0.5, 0.75],
+            network=network,
+            answer=answer,
+            base=base,
+            best_valid=0.95,
+        )
     )
+    found = tiles(text)
+    assert found["Validation accuracy"] == ("0.9500", "the answer: 3 parts of trees")
+    assert found["Validation accuracy of the network"] == ("0.7500", "best value, after epoch 1")
+    assert found["Test accuracy of a simple method"][1] == "trees; 0.9000 in validation"
+    assert "Accuracy of the network" in figures(text)
+    assert max(figures(text)["Accuracy of the network"]["data"][0]["y"]) == 0.75
+
+
+def test_a_comparison_tells_what_differs_and_how_much_sooner_a_quality_is_reached(tmp_path):
+    one = write_run(tmp_path / "one", [0.5, 0.6, 0.7, 0.8])
+    two = write_run(tmp_path / "two", [0.6, 0.8], num_ranks=2, lr=0.02)
+    text = page(one, two)
+    found = {row[0]: row[1:3] for row in cells(text, "Differences of configuration")[1:]}
+    assert found["parallel.num_ranks"] == ["1", "2"] and found["train.lr"] == ["0.01", "0.02"]
+    assert {*found} == {"parallel.num_ranks", "train.lr", "train.epochs"}
+    reached = cells(text, "Speed-up at equal quality")
+    assert reached[2][1:] == ["4 (2.00×)", "4 (1.00×)", "2 (2.00×)"]
+    runs = cells(text, "Runs")
+    assert [row[0] for row in runs[1:]] == ["1 rank, lr 0.01", "2 ranks, lr 0.02"]
+
+
+def test_a_sweep_is_a_table_of_means_and_what_does_not_count_is_named(tmp_path, capsys):
+    for i, (lr, value) in enumerate(((0.1, 0.5), (0.1, 0.7), (0.2, 0.9), (0.2, 0.9))):
+        write_run(tmp_path / "sweep" / str(i), [value], seed=i % 2, lr=lr, finished=i < 3)
+    (tmp_path / "sweep" / "4").mkdir()
+    (tmp_path / "sweep" / "4" / "config.yaml").write_text("seed: 3")
+    several = comparison.compare(*find_runs([tmp_path / "sweep"]))
+    head, _, *rows = several.summary().splitlines()
+    assert head.startswith("3 runs of 2 settings")
+    assert rows[0].split()[:3] == ["0.2", "1", "0.9000"] and "0.6000 ± 0.1414" in rows[1]
+    assert "has no round to show" in several.problems[0] and "stopped" in several.problems[1]
+    assert [run.folder.name for run in several.runs] == ["0", "1", "2", "3"]
+    for i in range(2):
+        write_run(tmp_path / "ogb" / str(i), [0.5], seed=i, data="ogb")
+    text = page(tmp_path / "ogb")
+    assert "For OGB&#39;s leaderboard" in text and "8 are missing" in text
+    assert "0.4900 ± 0.0000 (2 seeds)" in text
+
+
+def test_labels_tasks_targets_and_pairs_have_their_scores(run):
+    found = rates([[2, 1], [0, 3]])
+    assert found[0] == {"precision": 1.0, "recall": pytest.approx(2 / 3), "f1": 0.8}
+    text = page(write_scores(run, "classes", names=["a", "b", "c"]))
+    assert cells(text, "Labels")[1][:2] == ["a", "0.6667"]
+    assert figures(text)["Test"]["data"][0]["z"][0] == pytest.approx([2 / 3, 1 / 3, 0])
+    text = page(write_scores(run, "classes", 40))
+    assert cells(text, "Confusion matrix")[1][2:] == ["1", "33.3%"]
+    text = page(write_scores(run, "binary tasks", curve=CURVE))
+    assert cells(text, "Labels")[2][1] == "0.5001" and "It is undefined for 1 task" in text
+    assert figures(text)["ROC curve"]["data"][0]["y"] == [0, 0.75, 1]
+    assert cells(text, "ROC and precision-recall")[1][1:] == ["0.7500", "0.8000", "50.0%", "0.0500"]
+    text = page(write_scores(run, "links", ranking={"mrr": 0.5, "hits@10": 0.75}, each=100))
+    assert ["Hits@10", "0.7500", "0.7500"] in cells(text, "Labels") and "its own 100 pairs" in text
+    assert "Test: 1,200 nodes" in page(write_scores(run, "real values"))
+    text = page(write_scores(run, "classes", typed=typed_record(("user", "tag"))))
+    assert ["to_tag", "user", "tag", "20"] in cells(text, "Types and relations")
 
 
 @pytest.mark.parametrize(
-    "field, value",
+    "epochs, log, takes_lock, finished, expected",
     [
-        ("curve", 3),
-        ("curve", CURVE | {"positive": [1]}),
-        ("curve", CURVE | {"probability": [0.1, 0.2, 7]}),
-        ("curve", CURVE | {"positive": [0, 0, 0]}),
-        ("curve", CURVE | {"rocauc": None}),
-        ("ranking", [1]),
-        ("ranking", {"mrr": "x"}),
-        ("each", -1),
+        (3, "", True, False, "Still running: 3 of 3 epochs so far, about 0 ms left."),
+        (3, "", False, True, "Finished after 3 of 3 epochs."),
+        (9, "", False, True, "Finished early, after 3 of 9 epochs."),
+        (9, "", False, False, "Stopped after 3 of 9 epochs."),
+        (9, "loss is nan", False, False, "Diverged after 3 of 9 epochs: loss is nan."),
+        (9, "no space", False, False, "Ended by an error after 3 of 9 epochs: no space."),
     ],
 )
-def test_a_damaged_curve_is_named(field, value, tmp_path):
-    fields = {"curve": CURVE, "ranking": {"mrr": 0.5}, "each": None} | {field: value}
-    with pytest.raises(ValueError, match=f"scores.json is damaged: {field} is"):
-        read_scores(write_scores(write_run(tmp_path / "run", [0.5]), "links", **fields))
+def test_a_run_says_how_it_stands(epochs, log, takes_lock, finished, expected, tmp_path, lock):
+    run = write_run(tmp_path / "run", [0.5, 0.6, 0.7], epochs=epochs, finished=finished)
+    if takes_lock:
+        lock(run)
+    if log:
+        (run / "train.log").write_text(f"2026-01-01 00:00:00 ERROR error: {log}\n")
+    assert re.sub(r" +", " ", expected) in re.sub(r"<[^>]*>|\n", "", page(run))
 
 
-def test_speed_up_at_equal_quality(tmp_path):
-    first = write_run(tmp_path / "first", [0.5, 0.7, 0.8, 0.8], hardware="2 x Some CPU, 4 GiB")
-    fast = write_run(tmp_path / "fast", [0.6, 0.9], num_ranks=4, hardware="2 x Some CPU, 4 GiB")
-    page = page_of(first, fast)
-    assert (
-        "Validation accuracy 0.8000, the best value of the first run: Run Steps Epochs Wall time (s) "
-        "1 rank 6 (1.00×) 3 (1.00×) 3 (1.00×) 4 ranks 4 (1.50×) 8 (0.38×) 2 (1.50×)"
-    ) in page.text
-    assert "Ranks shared the cores" in page.text and "highest that all" not in page.text
-    slow = write_run(tmp_path / "slow", [0.5, None, 0.75, 0.7], num_ranks=2, lr_scaling="linear")
-    page = page_of(first, fast, slow)
-    assert (
-        "4 ranks, unscaled 4 (1.50×) 8 (0.38×) 2 (1.50×) 2 ranks, linear not reached" in page.text
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("summary.json", '{"best_valid": "high"}', "best_valid is 'high'"),
+        ("summary.json", "{", "it is not JSON"),
+        ("components.json", "[]", "it does not hold a JSON object"),
+        ("components.json", '{"num_components": 3}', "components.json is damaged"),
+        ("scores.json", '{"kind": "classes"}', "scores.json is damaged"),
+        ("scores.json", "\0", "it is not JSON"),
+        ("why.json", '{"right": 3, "wrong": []}', "why.json is damaged"),
+        ("layout.npz", "PK", "is damaged or not a layout"),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_rest_is_shown(name, content, said, run):
+    (run / name).write_text(content)
+    text, problems = document.build([read_run(run)])
+    assert len(problems) == 1 and name in problems[0] and said in problems[0], problems
+    assert "<h2>Curves</h2>" in text and 'class="warning"' in text
+
+
+def test_damaged_and_missing_records_of_rounds(run):
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    write_records(run, [{**records[0], "sizes": "many"}, records[1], records[3]])
+    text, problems = document.build([read_run(run)])
+    assert "lacks 1 of 3 rounds; the first one is round 2" in problems[0]
+    assert "metrics.jsonl is damaged" in problems[1] and "<h2>Partition</h2>" not in text
+    write_records(run, [])
+    with pytest.raises(ValueError, match="has no round to show"):
+        read_run(run)
+
+
+def test_names_and_texts_are_never_html(run, tmp_path):
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, HTML: HTML, "name": HTML}))
+    write_scores(run, "classes", names=[HTML] * 3, typed=typed_record((HTML, "b")), unit=HTML)
+    (run / "components.json").write_text(json.dumps(components([9, 1])))
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records[0]["name"] = records[0]["metric"] = HTML
+    write_records(run, records)
+    other = write_run(
+        tmp_path / "other", [0.5], lr=3.0, hardware=HTML, command=HTML, experiment=HTML
     )
-    assert (
-        "Validation accuracy 0.7500, the highest value that all runs reached:" in page.text
-        and "2 ranks, linear 6 (1.00×) 6 (0.50×)" in page.text
+    parts = {
+        "names": np.array([HTML] * 4),
+        "label_names": np.array([HTML] * 2),
+        "title": np.array(HTML),
+    }
+    layout = write_layout(tmp_path / "layout", **parts)
+    for folders in ([run], [other], [layout], [run, other], [other, run]):
+        text = page(*folders)
+        text = text[text.index("</head>") :]
+        assert "<img" not in text.replace("<image", "") or "<img src=x" not in text
+        assert "&lt;img src=x onerror=alert(1)&gt;" in text and "onerror=alert(1)>" not in text
+
+
+def test_a_layout_is_a_map_of_all_its_points(tmp_path):
+    run = write_layout(tmp_path / "flat")
+    (found,) = [fig for name, fig in figures(page(run)).items() if name.startswith("toy: 4 points")]
+    assert [trace["name"] for trace in found["data"]] == ["no class (1)", "right (2)", "left (1)"]
+    assert {trace["type"] for trace in found["data"]} == {"scattergl"}
+    assert "'unsafe-eval'" in page(run)[:10_000]
+    solid = write_layout(tmp_path / "solid", **many_points(500, 3, dimensions=3))
+    assert "scatter3d" in page(solid) and "'unsafe-eval'" not in page(solid)[:10_000]
+    large = write_layout(tmp_path / "large", **many_points(63_000, 40))
+    assert len(page(large)) < 10e6
+    for part, wrong in (
+        ("position", np.zeros((4, 4), np.float32)),
+        ("position", np.full((4, 2), np.nan, np.float32)),
+        ("labels", np.array([0, 1, 2, 9])),
+        ("names", np.array(["a"])),
+        ("title", None),
+    ):
+        folder = write_layout(
+            tmp_path / f"wrong {part} {wrong is None} {np.size(wrong)}{time.time()}",
+            **{part: wrong},
+        )
+        with pytest.raises(ValueError, match=r"layout\.npz"):
+            read_layout(folder)
+
+
+def test_a_table_of_runs_is_drawn_as_its_runs(tmp_path):
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "run,metric,seed,num_ranks,round,epochs,step,loss,valid,test\n"
+        "a,acc,0,1,0,1,5,2.0,0.5,0.4\na,acc,0,1,1,2,10,1.0,0.75,0.7\nb,acc,0,2,0,2,5,1.5,0.7,0.6\n"
     )
-    other = write_run(tmp_path / "other", [0.9], data="file")
-    assert "There is none, as the runs have different data" in page_of(first, other).text
+    one, two = find_runs([table])[0]
+    assert one.result["best_valid"] == 0.75 and two.settings["num_ranks"] == 2
+    assert [row[1] for row in cells(page(table), "Runs")[1:]] == ["a", "b"]
+    assert len(find_runs([ROOT / "docs" / "runs.csv"])[0]) > 3
+    for text, said in (
+        ("run,metric\na,acc\n", "lacks the columns seed"),
+        ("", "No columns to parse"),
+    ):
+        table.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            find_runs([table])
+
+
+def test_pictures_draw_the_records(run, tmp_path):
+    other = write_run(tmp_path / "other", [0.5, 0.9], lr=3.0)
+    lines = comparison.compare(*find_runs([run, other])).lines
+    rows = comparison.panels(lines, ["step", "wall_seconds"])
+    assert [[*rows[1][0].data[0].x], [*rows[1][0].data[0].y]] == [[2, 4, 6], [0.5, 0.75, 0.625]]
+    for name in ("one.svg", "two.svg", "one.png"):
+        charts.save(rows, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert b"parallel_epochs.scripts.report" in (tmp_path / "one.png").read_bytes()[:300]
+
+
+def test_the_command_writes_pages_and_pictures_and_replaces_nothing_else(run, tmp_path):
+    layout = write_layout(tmp_path / "layout")
+    done = shell("scripts.report", "run", "--figure", "curves.svg", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "curves.svg\nrun/report.html\n"), done.stderr
+    done = shell("scripts.report", "run", "layout", "--figure", "curves.svg", cwd=tmp_path)
+    assert done.returncode == 0 and "report-with-layout" in done.stdout, done.stderr
+    assert shell("scripts.report", "layout", "--figure", "map.png", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "map.png").stat().st_size > 5000 and read_layout(layout)
+    (tmp_path / "mine.html").write_text("mine")
+    for arguments, said in (
+        (["run", "--output", "mine.html"], "error: --output=mine.html .*--overwrite"),
+        (["run", "--output", "run/summary.json"], "error: .*no command replaces such a file"),
+        (["run", "--figure", "run/report.html"], "error: .*"),
+        (["none"], "error: none is not a run directory: it does not exist"),
+        (["run", "--watch", "--figure", "x.svg"], ".*leave out --figure.*"),
+    ):
+        done = shell("scripts.report", *arguments, cwd=tmp_path)
+        assert done.returncode and re.fullmatch(f"{said}.*\n", done.stderr), done.stderr
+    assert (tmp_path / "mine.html").read_text() == "mine"
+    assert choose_output([run]) == run / "report.html"
 
 
 @pytest.mark.slow
-def test_a_large_sweep_stays_below_six_megabytes(tmp_path, whole_pages):
-    (one,), _ = report.find_runs(
-        [write_run(tmp_path / "run", [0.5 + i / 10_007 for i in range(700)])]
-    )
-    runs = []
-    for lr in range(20):
-        for seed in range(8):
-            rounds = [{**r, "loss": r["loss"] / (lr + seed + 3)} for r in one.rounds]
-            runs.append(
-                dataclasses.replace(
-                    one, seed=seed, rounds=rounds, settings=one.settings | {"train.lr": lr + 1.0}
-                )
-            )
-    page = Page(report.page(runs))
-    assert len(page.document.encode()) < 6_000_000
-    assert (
-        "160 runs of 20 settings" in page.text
-        and "6 settings with a lower validation metric are not" in page.text
-    )
-    best = [t for t in page.chart("Validation accuracy")["data"] if t["meta"]["role"] == "mean"]
-    assert len(best) == charts.MAX_LINES and best[0]["y"][-1] == charts._short(0.5 + 699 / 10_007)
+def test_a_live_page_follows_a_run_to_its_end_or_to_ctrl_c(tmp_path, lock):
+    def wait_for(text: str) -> None:
+        end = time.monotonic() + 60
+        while not output.is_file() or text not in output.read_text():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+    run, output = write_run(tmp_path / "run", [0.5], finished=False), tmp_path / "run/report.html"
+    held = lock(run)
+    process = command("scripts.report", "run", "--watch", "--every", "1", cwd=tmp_path)
+    wait_for('http-equiv="refresh"')
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130 and 'http-equiv="refresh"' not in output.read_text()
+    process = command("scripts.report", "run", "--watch", "--every", "1", cwd=tmp_path)
+    wait_for('http-equiv="refresh"')
+    fcntl.flock(held, fcntl.LOCK_UN)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and "this is the last page" in printed, errors
+    assert 'http-equiv="refresh"' not in output.read_text()
 
 
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&%{y}"
-
-
-def test_names_and_texts_are_never_html(tmp_path):
-    name = HOSTILE.replace("/", "∕")
-    folders = [
-        write_run(
-            tmp_path / f"{i}{name}",
-            [0.5, 0.6],
-            lr=i + 1,
-            command=HOSTILE,
-            metric=HOSTILE,
-            hardware=HOSTILE,
-            kernel=HOSTILE,
-            experiment=HOSTILE,
-            versions={HOSTILE: HOSTILE},
-        )
-        for i in range(2)
-    ]
-    for folder in folders:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        config["train"]["optimizer"] = f"{folder.name}{HOSTILE}"
-        (folder / "config.yaml").write_text(yaml.safe_dump(config | {HOSTILE: HOSTILE}))
-        records = read_records(folder / "metrics.jsonl")
-        write_records(folder, [{**records[0], "name": HOSTILE, "metric": HOSTILE}, *records[1:]])
-        (folder / "train.log").write_text(f"2026-01-01 00:00:00,000 ERROR error: {HOSTILE}\n")
-    (folders[1] / "summary.json").unlink()
-    for chosen in (folders[:1], folders[1:], folders):
-        page = page_of(*chosen)
-        assert [attributes for tag, attributes in page.elements if tag == "script"] == [
-            {"type": "application/json", "id": "charts"},
-            {},
-            {},
-            {},
-        ]
-        assert not any(tag == "img" or "onerror" in attributes for tag, attributes in page.elements)
-        assert HOSTILE in page.text
-        # Plotly reads a few tags in names.
-        names = [trace["name"] for chart in page.spec["charts"] for trace in chart["data"]]
-        assert not any("<" in written for written in names)
-
-
-def test_labels_say_what_differs(tmp_path):
-    def labels(*runs: dict) -> list[str]:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        made = [
-            report.read_run(write_run(folder / name, [0.5], **run))
-            for name, run in zip("abc", runs)
-        ]
-        return [label for label, _ in report_runs.groups(made)]
-
-    four = dict(num_ranks=4)
-    assert labels({}, four, {**four, "lr_scaling": "sqrt"}) == [
-        "1 rank",
-        "4 ranks, unscaled",
-        "4 ranks, sqrt",
-    ]
-    assert labels(four, {**four, "parallel": "split"}) == ["parallel epochs", "split"]
-    assert labels({}, {**four, "parallel": "split"}) == ["1 rank", "4 ranks, split"]
-    assert labels({}, dict(lr_scaling="sqrt")) == ["unscaled", "sqrt"]
-    assert labels({}, {}) == ["toy a", "toy b"]
-    assert labels(dict(seed=0), dict(seed=1)) == [""]
-    assert labels(dict(lr=0.1), dict(lr=0.1), {}) == ["lr 0.1, toy a", "lr 0.1, toy b", "lr 0.01"]
-    assert labels({}) == ["toy a"]
+@pytest.mark.system
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_draws_every_chart_and_runs_no_planted_script(dark, run, browser, tmp_path):
+    planted = "<script>document.title = 'planted'</script>"
+    write_scores(run, "classes", 20, names=[f"class {i}{planted}" for i in range(20)])
+    layout = write_layout(tmp_path / "layout", title=np.array(planted))
+    for folder in (run, layout):
+        output = tmp_path / "page.html"
+        output.write_text(page(folder))
+        browser.open(output, width=1300, dark=dark)
+        number = page(folder).count('class="card"')
+        browser.wait_for(f"document.querySelectorAll('.main-svg').length >= 2 * {number}")
+        assert browser.run("document.title") != "planted"
+    output.write_text(page(run))
+    browser.open(output, width=1300, dark=dark)
+    search = "const f = document.querySelector('#labels input'); f.value = 'class 7'; "
+    browser.run(f"{search} f.dispatchEvent(new Event('input', {{bubbles: true}}))")
+    shown = "[...document.querySelectorAll('#labels tbody tr')].filter(r => !r.hidden).length"
+    assert browser.run(shown) == 1

@@ -24,7 +24,8 @@ from parallel_epochs.pipeline.gnn.explain.gradients import integrate
 from parallel_epochs.pipeline.gnn.explain.scene import Removed
 from parallel_epochs.pipeline.gnn.explain.score import Score
 from parallel_epochs.pipeline.graph.pairs import keep_edges
-from parallel_epochs.scripts.report.why_section import read_why, why_section
+from parallel_epochs.scripts.report.document import page
+from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers.purchases import write_purchases
 from tests.helpers.running import train as train_run
 from tests.helpers.typed_tables import SCHEMA as TYPED, write_tables
@@ -265,7 +266,7 @@ def test_what_has_no_explanation_says_so(train, tmp_path):
 def test_examples_are_explained_for_the_report(train):
     model = train(model="deepergcn")
     command.explain(model.run, ExplainConfig(run=str(model.run.folder), examples=2, top=3))
-    record = read_why(model.run.folder)
+    record = json.loads((model.run.folder / "why.json").read_text())
     rows = model.predict(table=True).set_index("id")
     town = tables()[0].set_index("id")["town"]
     for which, found in record.items():
@@ -279,9 +280,9 @@ def test_examples_are_explained_for_the_report(train):
             assert one["label"] == rows["class"][one["id"]] and (one["label"] == one["truth"]) == (
                 which == "right"
             )
-    assert why_section(record).count(
-        "<details open>"
-    ) == 2 and f"{record['wrong'][0]['id']}: predicted" in why_section(record)
+    shown = page([read_run(model.run.folder)])
+    assert shown.count("<details open>") == 2
+    assert f"{record['wrong'][0]['id']}: predicted" in shown
 
 
 def test_fidelity_is_measured_beside_random_edges_at_the_same_distance(train):

@@ -35,8 +35,9 @@ from parallel_epochs.pipeline.names import MAX_LABELS, SPLITS
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.summary import tabulate
-from parallel_epochs.scripts import report
-from parallel_epochs.scripts.report.label_scores import read_scores
+from parallel_epochs.scripts.report.document import page
+from parallel_epochs.scripts.report.labels import read_scores
+from parallel_epochs.scripts.report.runs import find_runs
 from tests.helpers.building import EvaluateConfig, open_graph, predict as predict_run
 from tests.helpers.graphs import make_graph, random_graph
 from tests.helpers.resume_cases import NEIGHBOR, WRITE
@@ -213,8 +214,8 @@ def test_a_run_predicts_and_reports_by_its_thresholds(decided, tmp_path):
     assert summary["decisions"]["test"] == pytest.approx(expected) and expected["f1"] > 0
     shown = dict(tabulate(summary))
     assert shown["test decisions"].startswith(f"precision {expected['precision']:.4f}, recall ")
-    page = report.page(*report.find_runs([run.folder]))
-    assert "precision@10" in page and "with the best F1 in validation (task.threshold)" in page
+    shown = page(*find_runs([run.folder]))
+    assert "precision@10" in shown and "task.threshold=f1" in shown
 
 
 def test_a_run_of_before_has_no_labels_and_a_damaged_one_is_refused(decided, tmp_path):

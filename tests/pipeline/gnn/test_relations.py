@@ -17,8 +17,9 @@ from parallel_epochs.pipeline.gnn.relations import (
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.reading import edge_blocks
-from parallel_epochs.scripts import report
-from parallel_epochs.scripts.report.label_scores import read_scores
+from parallel_epochs.scripts.report.document import page
+from parallel_epochs.scripts.report.labels import read_scores
+from parallel_epochs.scripts.report.runs import find_runs
 from tests.helpers.hetero_toys import save_hetero, typed_graph
 from tests.helpers.running import train
 
@@ -95,4 +96,4 @@ def test_a_run_leaves_them_for_the_report(configure, tmp_path):
     scored = {typed["relations"][near["relation"]]["name"]: near for near in typed["neighbours"]}
     assert list(scored) == ["knows", "rev_buys", "rev_knows"]
     assert all(near["with"]["rows"] + near["without"]["rows"] == 10 for near in scored.values())
-    assert "Types and relations" in report.page(*report.find_runs([tmp_path / "run"]))
+    assert "Types and relations" in page(*find_runs([tmp_path / "run"]))

@@ -17,7 +17,8 @@ from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.command import cli, folder as run_folder, schema as configuration
 from parallel_epochs.pipeline.run import checkpoint, files, log
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError, one_line
-from parallel_epochs.scripts.report import find_runs
+from parallel_epochs.scripts.report.document import build
+from parallel_epochs.scripts.report.runs import find_runs
 from tests.helpers import building as restore, disks
 from tests.helpers.building import EvaluateConfig
 from tests.helpers.running import TOY, shell, train
@@ -267,7 +268,7 @@ def evaluate(run: Path, trained) -> None:
 
 def report(run: Path, trained) -> None:
     """Raise what the command prints beside the page."""
-    if problems := find_runs([run])[0][0].problems:
+    if problems := build(*find_runs([run]))[1]:
         raise ValueError("; ".join(problems))
 
 

@@ -14,7 +14,8 @@ from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.graph.sampling import NeighborSampler
-from parallel_epochs.scripts.report import page, read_run
+from parallel_epochs.scripts.report.document import page
+from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers.building import open_graph
 from tests.helpers.graphs import make_graph, random_graph
 from tests.helpers.running import rounds_of, train

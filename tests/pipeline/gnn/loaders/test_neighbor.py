@@ -19,7 +19,8 @@ from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import Schedule, Share
-from parallel_epochs.scripts.report import page, read_run
+from parallel_epochs.scripts.report.document import page
+from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers import building as build, rank_cases
 from tests.helpers.building import EvaluateConfig, restore
 from tests.helpers.graphs import make_graph, random_graph, task_graph

@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
 from parallel_epochs.pipeline.run.schedule import Schedule, Share
-from parallel_epochs.scripts.report.pages import page
+from parallel_epochs.scripts.report.document import page
 from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
