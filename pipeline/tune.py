@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from parallel_epochs.pipeline.command import cli, space, trust
-from parallel_epochs.pipeline.command.journal import hold
-from parallel_epochs.pipeline.command.space import Search
+from parallel_epochs.pipeline.command.space import Search, TuneConfig, hold
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, DamagedFile, Stopped
@@ -43,35 +42,16 @@ class Worker:
     """Takes trials of a study, one after the other.
 
     Args:
-        folder: of the study.
-        num_trials: of the study, including those of other workers.
-        seed: of the sampler.
-        trust: whether the study may name Hydra's keys, and classes that the user has not named in a command.
-        is_typed: the search was given in the command, and is not only what the study holds.
+        options: the folder of the study, and how it is searched.
+        trust: whether trials may have classes that the user has not named in a command.
     """
 
-    def __init__(
-        self,
-        study: "Study",
-        search: Search,
-        folder: Path,
-        *,
-        num_trials: int,
-        seed: int = 0,
-        trust: bool = False,
-        is_typed: bool = True,
-    ):
-        self._study, self._search, self._folder = study, search, folder
-        self._num_trials, self._seed, self._trust, self._is_typed = (
-            num_trials,
-            seed,
-            trust,
-            is_typed,
-        )
+    def __init__(self, study: "Study", search: Search, options: TuneConfig, *, trust: bool = True):
+        self._study, self._search, self._options = study, search, options
+        self._folder, self._trust = Path(options.study), trust
         self._types = space.check_space(search)
         self._child: subprocess.Popen | None = None
-        self._signum = 0
-        self._num_failed = 0
+        self._signum, self._num_failed = 0, 0
 
     def work(self) -> None:
         """Continue what was killed, then begin trials until the study has enough.
@@ -112,42 +92,32 @@ class Worker:
                     log.info("trial %d was interrupted and continues", known.number)
                     trial = optuna.trial.Trial(self._study, known._trial_id)
                     return trial, self._choose(trial)
-            if len(trials) >= self._num_trials:
+            if len(trials) >= self._options.trials:
                 return None
             trial = self._study.ask()
             held.enter_context(hold(self._worker_folder(trial.number)))
             return trial, self._choose(trial)
 
     def _choose(self, trial: "Trial") -> list[str]:
-        """Return the overrides of a trial; their values are drawn if it has none yet."""
-        import optuna
-
-        if "overrides" not in trial.user_attrs:
-            # A function of the trial, the seed and the results so far: the study of one worker can be repeated.
-            self._study.sampler = optuna.samplers.TPESampler(seed=self._seed + trial.number)
-            trial.set_user_attr("overrides", space.suggest(trial, self._search, self._types))
-        overrides = trial.user_attrs["overrides"]
-        if not self._trust and not space.could_suggest(self._search, overrides):
-            raise ValueError(
-                f"{self._folder / 'study.journal'}: trial {trial.number} has the values {overrides}, "
-                "which its search cannot give. If you trust the author of the study, add trust=true"
-            )
-        self._check_class(overrides)
-        return overrides
-
-    def _check_class(self, overrides: list[str]) -> None:
-        """Remember the class of a trial that the user has named or trusts; refuse another one.
+        """Return the overrides of a trial; their values are drawn if it has none yet.
 
         Raises:
-            ValueError: names the class.
+            ValueError: they name a class that the user has neither named nor trusts.
         """
+        import optuna
+
+        # A function of the trial, the seed and the results so far: the study of one worker can be repeated.
+        self._study.sampler = optuna.samplers.TPESampler(
+            seed=self._options.sampler_seed + trial.number
+        )
+        overrides = space.suggest(trial, self._search, self._types)
+        trial.set_user_attr("overrides", overrides)
         try:
             _, config = space.compose_with(self._search, overrides)
         except cli.USER_ERRORS:  # the trial fails with the same message, and the study goes on
-            return
-        trust.check(
-            config, self._folder / "study.journal", trust=self._trust or self._is_typed, trains=True
-        )
+            return overrides
+        trust.check(config, self._folder / "study.journal", trust=self._trust, trains=True)
+        return overrides
 
     def _worker_folder(self, number: int) -> Path:
         return self._folder / ".workers" / str(number)
@@ -164,13 +134,14 @@ class Worker:
         folder = self._folder / f"trial_{trial.number:03d}"
         with hold(folder, wait=True):  # a run that lost its worker ends by itself, and saves first
             pass
+        quoted = "'" + str(folder).replace("'", "\\'") + "'"
         is_resumed = (
             any(folder.glob("**/checkpoints/last.pt")) and (folder / "config.yaml").is_file()
         )
         overrides = (
-            [f"resume={folder}", *["trust=true"] * self._trust]
+            [f"resume={folder}", *(["trust=true"] if self._options.trust else [])]
             if is_resumed
-            else [*self._search.fixed, *chosen, f"hydra.run.dir={_quote(str(folder))}"]
+            else [*self._search.fixed, *chosen, f"hydra.run.dir={quoted}"]
         )
         log.info("trial %d: %s", trial.number, " ".join(chosen))
         start, is_pruned = time.perf_counter(), False
@@ -185,7 +156,9 @@ class Worker:
             )
             if self._signum:  # it came before there was a child to send it to
                 self._child.send_signal(signal.SIGTERM)
-            while (status := self._wait()) is None:
+            while (status := self._child.poll()) is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(POLL_SECONDS)
                 if not is_pruned and self._report(trial, folder) and trial.should_prune():
                     is_pruned = True
                     self._child.send_signal(signal.SIGTERM)
@@ -243,16 +216,9 @@ class Worker:
             self._study.best_trial.number,
         )
 
-    def _wait(self) -> int | None:
-        """Return the status of the run, or none after a moment in which it has not ended."""
-        assert self._child is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._child.wait(POLL_SECONDS)
-        return None
-
     def _report(self, trial: "Trial", folder: Path) -> bool:
         """Tell the study the validation metrics that are new."""
-        known = self._study._storage.get_trial(trial._trial_id).intermediate_values
+        known = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
         records = read_records(folder / "metrics.jsonl")
         metric = next((record["metric"] for record in records if "metric" in record), "")
         new = {
@@ -276,14 +242,6 @@ def read_summary(folder: Path) -> dict | None:
         log.warning("%s", error)
         return None
     return summary if "best_valid" in summary else None
-
-
-def _quote(value: str) -> str:
-    return (
-        value
-        if value.replace("/", "").replace("_", "").replace("-", "").replace(".", "").isalnum()
-        else "'" + value.replace("'", "\\'") + "'"
-    )
 
 
 def tabulate(study: "Study") -> str:
@@ -313,16 +271,10 @@ def main() -> None:
     )
     given, typed = space.read_command(sys.argv[1:])
     study, search, options = space.open_study(given, typed)
+    # What is typed is named by the user.
+    is_typed = bool(typed.fixed or typed.space)
     try:
-        Worker(
-            study,
-            search,
-            Path(options.study),
-            num_trials=options.trials,
-            seed=options.sampler_seed,
-            trust=options.trust,
-            is_typed=bool(typed.fixed or typed.space),
-        ).work()
+        Worker(study, search, options, trust=options.trust or is_typed).work()
     except Stopped as stopped:
         log.info("%s; continue with %s study=%s", stopped, command_of("tune"), options.study)
         sys.exit(EXIT_TRY_AGAIN)

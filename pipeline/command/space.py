@@ -3,10 +3,12 @@
 A search is overrides with several values, in Hydra's own notation for sweeps.
 """
 
+import contextlib
 import dataclasses
-import re
+import logging
 import shlex
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,18 +21,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
-from parallel_epochs.pipeline.command.journal import (
-    JournalLock,
-    check_is_ours,
-    hold,
-    mend_journal,
-    readable_journal,
-)
+from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.words import command_of
 
 if TYPE_CHECKING:
+    from optuna.storages import JournalStorage
     from optuna.trial import Trial
+
+log = logging.getLogger(__name__)
+
+# Errors that Optuna raises for records that it has not written, and this file for a study of somebody else.
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, AssertionError, RecursionError)
 
 
 @dataclass
@@ -135,10 +137,11 @@ def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
         The study, what it searches, and how.
 
     Raises:
-        ValueError: Optuna is not installed, or the study searches something else.
+        ValueError: Optuna is not installed, the study is damaged or somebody else's, or it searches something else.
     """
     try:
         import optuna
+        from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
     except ImportError:
         raise ValueError(
@@ -146,48 +149,90 @@ def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder = Path(given["study"])
+    path, is_typed = folder / "study.journal", bool(search.fixed or search.space)
     with hold(folder / ".study", wait=True):
-        path = folder / "study.journal"
-        with hold(folder / ".journal", wait=True):
-            mend_journal(path)
-        with readable_journal(path):
-            storage = optuna.storages.JournalStorage(
-                JournalFileBackend(str(path), cast(Any, JournalLock(folder)))
-            )
-            check_is_ours(path, storage, {field.name for field in dataclasses.fields(TuneConfig)})
-            study = optuna.create_study(
-                study_name="study", storage=storage, direction="maximize", load_if_exists=True
-            )
-            known = study.user_attrs.get("search")
-        if known is None:
+        _cut_last_line(path)
+        try:
+            storage = JournalStorage(JournalFileBackend(str(path)))
+            saved, options = _read_study(storage)
+        except UNREADABLE as error:
+            raise ValueError(
+                f"{path} is damaged, or was not written by pipeline.tune with Optuna {optuna.__version__} "
+                f"({type(error).__name__}). Restore it from a copy, or choose another folder"
+            ) from error
+        known = saved or search
+        study = optuna.create_study(
+            study_name="study", storage=storage, direction="maximize", load_if_exists=True
+        )
+        if saved is None:
             check_space(search)
-            known = dataclasses.asdict(search)
-            study.set_user_attr("search", known)
+            study.set_user_attr("search", dataclasses.asdict(search))
         # Trust is said in a command, and never saved.
-        options = to_options({**study.user_attrs.get("options", {}), "trust": False, **given})
-        study.set_user_attr(
-            "options", {**dataclasses.asdict(options), "study": str(folder), "trust": False}
-        )
-    pruners: dict[str, Callable] = {
-        "median": lambda: optuna.pruners.MedianPruner(
-            options.startup_trials, options.warmup_epochs
-        ),
-        "hyperband": optuna.pruners.HyperbandPruner,
-        "none": optuna.pruners.NopPruner,
-    }
-    study.pruner = pruners[options.pruner]()
-    is_typed = bool(search.fixed or search.space)
-    if is_typed and search != Search(**known):
-        command = shlex.join(
-            [*known["fixed"], *(f"{key}={values}" for key, values in known["space"].items())]
-        )
+        found = to_options({**options, "trust": False, **given})
+        kept = {**dataclasses.asdict(found), "study": str(folder), "trust": False}
+        study.set_user_attr("options", kept)
+    if found.pruner == "median":
+        study.pruner = optuna.pruners.MedianPruner(found.startup_trials, found.warmup_epochs)
+    elif found.pruner == "hyperband":
+        study.pruner = optuna.pruners.HyperbandPruner()
+    else:
+        study.pruner = optuna.pruners.NopPruner()
+    if is_typed and search != known:
+        values = (f"{key}={values}" for key, values in known.space.items())
         raise ValueError(
-            f"{folder} searches something else: {command}. Give study={folder} alone to continue it, or "
-            "another folder"
+            f"{folder} searches something else: {shlex.join([*known.fixed, *values])}. Give "
+            f"study={folder} alone to continue it, or another folder"
         )
-    if not is_typed and not options.trust:
-        check_saved(Search(**known), folder)
-    return study, Search(**known), options
+    if not is_typed and not found.trust:
+        check_saved(known, folder)
+    return study, known, found
+
+
+def _read_study(storage: "JournalStorage") -> tuple[Search | None, dict]:
+    """Return what the study of a journal searches, and its options; none of a new one. Else one of UNREADABLE is raised."""
+    studies = storage.get_all_studies()
+    if not studies:
+        return None, {}
+    if [study.study_name for study in studies] != ["study"]:
+        raise LookupError
+    attributes = studies[0].user_attrs
+    if "search" not in attributes:
+        return None, {}
+    search = Search(**attributes["search"])
+    options = dict(attributes.get("options", {}))
+    texts = [*search.fixed, *search.space, *search.space.values(), *options]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return search, options
+
+
+def _cut_last_line(path: Path) -> None:
+    """Leave out a line that a full disk cut short: Optuna would add to it."""
+    content = files.read_bytes(path) if files.is_there(path) else b""
+    if not content and any(path.parent.glob("trial_*")):
+        raise ValueError(
+            f"{path} is missing or empty, but there are trials. Restore it from a copy"
+        )
+    if content and not content.endswith(b"\n"):
+        log.warning("%s ended in the middle of a line, which is left out", path)
+        kept = content[: content.rfind(b"\n") + 1]
+        files.write_atomically(path, lambda file: file.write(kept))
+
+
+@contextlib.contextmanager
+def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Lock a folder with :func:`pipeline.run.files.lock`. With `wait`, wait until no other process holds the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(files.lock(folder))
+                break
+            except ValueError:
+                if not wait:
+                    raise
+                time.sleep(0.02)
+        yield
 
 
 def parse(key: str, values: str) -> Override:
@@ -244,7 +289,7 @@ def check_saved(search: Search, folder: Path) -> None:
         try:
             parsed = OverridesParser.create().parse_override(override)
             name = parsed.key_or_group
-        except HydraException:
+        except (HydraException, TypeError):
             name = "hydra"
         leaves_conf = "." not in name and ".." in override  # data=../../elsewhere
         if (
@@ -257,23 +302,6 @@ def check_saved(search: Search, folder: Path) -> None:
                 f"{folder / 'study.journal'} holds {override}, which can do more than set a key. Give the "
                 "search in the command, or, if you trust the author of the study, add trust=true"
             )
-
-
-def could_suggest(search: Search, overrides: Sequence[str]) -> bool:
-    """Tell whether overrides are such as :func:`suggest` returns."""
-    if len(overrides) != len(search.space):
-        return False
-    for (key, values), override in zip(search.space.items(), overrides):
-        name, equals, text = str(override).partition("=")
-        space = parse(key, values)
-        if name != key or not equals:
-            return False
-        if isinstance(space.value(), (IntervalSweep, RangeSweep)):
-            if not re.fullmatch(r"-?[0-9.]+(e[+-]?[0-9]+)?", text):
-                return False
-        elif text not in space.sweep_string_iterator():
-            return False
-    return True
 
 
 def suggest(trial: "Trial", search: Search, types: dict[str, type]) -> list[str]:
