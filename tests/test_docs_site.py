@@ -34,7 +34,7 @@ def test_links_lead_to_headings(page):
 
 def test_every_page_is_in_the_navigation():
     named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]))
-    assert named == {page.name for page in EVERYWHERE} - {"README.md"} | {"index.md"}
+    assert named == {page.name for page in EVERYWHERE} - {"README.md"} | {"index.md", "keys.md"}
 
 
 def test_pictures_have_their_files_and_load_nothing():
@@ -69,7 +69,7 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(site):
         for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]
     }
     pages = {page.with_suffix(".html").name for page in EVERYWHERE} - {"README.html"}
-    assert found == pages | {"index.html"}
+    assert found == pages | {"index.html", "keys.html"}
     listed = (site / "llms.txt").read_text()
     for page in [*site.glob("*.html"), *site.glob("evidence/*.html")]:
         if page.name != "404.html":

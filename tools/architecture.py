@@ -1,4 +1,4 @@
-"""`python -m tools.architecture`: the tree of the code and who imports whom, as docs/architecture.md shows it.
+"""`python -m tools.architecture`: the rooms of the code and who imports whom, as the site of the pages shows them.
 
 `python -m tools.architecture --numbers` counts what a test keeps from growing, `--numbers FOLDER` the same in another
 checkout. Rooms are models/, scripts/, tools/, the folders of pipeline/ and the files that lie in pipeline/ itself.
@@ -17,12 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAD = """# The rooms, and who imports whom
-
-`python -m tools.architecture` draws this table from the code; a test compares them. Read the loop first,
-[`pipeline/loop.py`](../pipeline/loop.py), then [`pipeline/gnn/trainer.py`](../pipeline/gnn/trainer.py) and
-[`pipeline/gnn/build.py`](../pipeline/gnn/build.py). A room imports only rooms further down the table. Each product, a
-value of `trainer=`, is one room; [`pipeline/products/`](../pipeline/products/) has a file for each.
+HEAD = """## Rooms
 
 | room | what it is | imports |
 |---|---|---|
@@ -421,16 +416,7 @@ def draw() -> str:
         members = "" if room.endswith(".py") else f": {members}"
         others = ", ".join(other.removeprefix("pipeline/") for other in sorted(arrows[room]))
         rows.append(f"| `{room}` | {texts.get(room, '').rstrip('.')}{members} | {others} |")
-    # A shell that redirects our output to the page has emptied it before we read it.
-    page = (ROOT / "docs" / "architecture.md").read_text() or subprocess.run(
-        ["git", "show", "HEAD:docs/architecture.md"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    _, heading, by_hand = page.partition("\n## ")  # the sections below the table, if there are any
-    return HEAD + "\n".join(rows) + "\n" + heading + by_hand
+    return HEAD + "\n".join(rows) + "\n"
 
 
 def sort_downwards(arrows: dict[str, set[str]]) -> list[str]:

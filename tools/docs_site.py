@@ -1,12 +1,17 @@
-"""Gives mkdocs the pages that are no docs/*.md: those at the top of the repository; mends links."""
+"""Gives mkdocs the pages that are no docs/*.md: those at the top of the repository, and every key; mends links."""
 
 import re
+import sys
 from pathlib import Path
 
 import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
+from tools.architecture import draw  # noqa: E402
+from tools.keys import write_page  # noqa: E402
+
 TOP = {
     "README.md": "index.md",
     **{name: name for name in ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")},
@@ -28,6 +33,7 @@ def on_files(files, config):
         )
         text = text.replace("](../docs/", "](")
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "keys.md", content=write_page()))
     return files
 
 
@@ -38,6 +44,8 @@ def on_page_markdown(markdown, page, **_):
         name = TOP.get(link[2].partition("#")[0])
         return f"[{link[1]}]({above[3:]}{name})" if name else link[1]
 
+    if page.file.src_uri == "architecture.md":
+        markdown += "\n" + draw()
     above = "../" * (1 + page.file.src_uri.count("/"))
     text = re.sub(rf"\[([^\]]*)\]\({above}([^)]*)\)", mend, markdown)
     TEXTS[page.file.src_uri] = (

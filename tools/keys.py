@@ -1,16 +1,14 @@
-"""`python -m tools.keys [FILE]`: write docs/keys.md, the reference of every key, from the schema."""
+"""`python -m tools.keys`: print the reference of every key, which the site of the pages has, from the schema."""
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command.arguments import Parser, shorten
+from parallel_epochs.pipeline.command.arguments import shorten
 from parallel_epochs.pipeline.command.cli import (
     CONF,
     config_groups,
@@ -21,14 +19,13 @@ from parallel_epochs.pipeline.command.service import ServeConfig
 from parallel_epochs.pipeline.command.space import TuneConfig
 from parallel_epochs.pipeline.config import EvaluateConfig, ExplainConfig, RunConfig
 from parallel_epochs.pipeline.products import PRODUCTS
-from parallel_epochs.pipeline.run import files, outputs
 
 # A title, the dataclass whose docstring stands under it, and its keys.
 Section = tuple[str, type, Iterator[keys.Entry]]
 
 INTRODUCTION = """# Every key
 
-`python -m tools.keys` writes this page from [`pipeline/config.py`](../pipeline/config.py), which has the keys of
+`python -m tools.keys` prints this page from `pipeline/config.py`, which has the keys of
 every run, and from the `config.py` of each product. `--help` shows the same keys with the values that a command
 composes:
 
@@ -164,27 +161,4 @@ def mark(entries: Iterator[keys.Entry]) -> Iterator[keys.Entry]:
 
 
 if __name__ == "__main__":
-    parser = Parser(
-        prog="python -m tools.keys",
-        description="Write the reference of every key, from the schema.",
-    )
-    parser.add_argument(
-        "file", type=Path, nargs="?", default=Path("docs/keys.md"), help="%(default)s if not given"
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace an existing file that is no such reference",
-    )
-    options = parser.parse_args()
-    try:
-        outputs.check(
-            "FILE",
-            options.file,
-            ours=lambda header: header.start.startswith(INTRODUCTION[:40].encode()),
-            overwrite=options.overwrite,
-            way_out="--overwrite",
-        )
-        files.write_text(options.file, write_page())
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    print(write_page(), end="")

@@ -256,11 +256,6 @@ CASES = [
         others("FILE=nodes.csv", KINDS, "--overwrite"),
     ),
     Case(
-        "reference of keys on a text",
-        "tools.keys diary.txt",
-        others("FILE=diary.txt", "a text that begins with 'Dear diary'", "--overwrite"),
-    ),
-    Case(
         "a run onto a folder with a config.yaml of the user",
         T + "hydra.run.dir=app",
         "<*>app/config.yaml is not the configuration of a run: <*>. A run would replace this file: choose another "

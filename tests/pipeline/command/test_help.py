@@ -31,7 +31,6 @@ QUICK = {
     "pipeline.predict": "predictions=",
     "pipeline.explain": "node=",
     "pipeline.tune": "study=",
-    "tools.keys": "docs/keys.md",
 }
 SLOW = {
     "scripts.report": "--figure",
