@@ -15,6 +15,7 @@ import torch
 from parallel_epochs.models.edge_index import tensors_of
 from parallel_epochs.pipeline.graph.resident import put_on
 from parallel_epochs.pipeline.run.schedule import Share
+from parallel_epochs.scripts.bench.convs import CASES
 from tests.helpers.building import open_graph
 from tests.helpers.running import ROOT, TOY
 from tests.helpers.triton_process import run_cases
@@ -88,7 +89,7 @@ def test_layers_are_those_of_pyg():
         "--repeat",
         "1",
     )
-    assert torch.cuda.get_device_name() in output and output.count("\nconvs,") == 11
+    assert torch.cuda.get_device_name() in output and output.count("\nconvs,") == len(CASES)
 
 
 def test_a_stopped_run_ends_with_the_bits_of_an_undisturbed_one(trained, tmp_path):

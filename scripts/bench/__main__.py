@@ -6,7 +6,6 @@ Each measurement is one CSV row on standard output. Progress is reported on stan
 import argparse
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Callable
 
@@ -15,19 +14,6 @@ from parallel_epochs.pipeline.run.errors import one_line
 
 # The modules whose functions bench_NAME are the benchmarks. The signature of one gives its options.
 MODULES = ("loaders", "aggregate", "convs", "step", "ranks", "gpu", "serve")
-# Texts of options that several benchmarks have, where their docstrings do not say more.
-TEXTS = {
-    "num_nodes": "number of nodes",
-    "num_edges": "number of directed edges",
-    "layers": "number of layers",
-    "num_parts": "number of clusters of a partition",
-    "num_ranks": "number of ranks",
-    "batch_size": "number of nodes of a batch",
-    "channels": "number of channels of a layer",
-    "steps": "number of training steps",
-    "repeat": "number of rounds",
-    "device": "cpu, cuda or auto",
-}
 
 
 def build_parser() -> Parser:
@@ -43,9 +29,12 @@ def build_parser() -> Parser:
             importlib.import_module(f"parallel_epochs.scripts.bench.{module}")
         ).items():
             if name.startswith("bench_") and function.__module__.endswith(f".{module}"):
-                about = function.__doc__.partition("\n")[0]
+                about = inspect.cleandoc(function.__doc__)
                 bench = benches.add_parser(
-                    name.removeprefix("bench_"), help=about, description=about
+                    name.removeprefix("bench_"),
+                    help=about.partition("\n")[0],
+                    description=about,
+                    formatter_class=argparse.RawDescriptionHelpFormatter,
                 )
                 bench.set_defaults(function=function)
                 _add_options(bench, function)
@@ -54,49 +43,24 @@ def build_parser() -> Parser:
 
 def _add_options(bench: argparse.ArgumentParser, function: Callable) -> None:
     """Add the options of a benchmark: one for each parameter of its function, by the parameter's type."""
-    texts = TEXTS | {
-        name: " ".join(text.split()).rstrip(".")
-        for name, text in re.findall(
-            r"^    (\w+): (.*(?:\n {5,}.*)*)", inspect.cleandoc(function.__doc__), re.MULTILINE
-        )
-    }
     for name, parameter in inspect.signature(function).parameters.items():
-        kind, default, text = parameter.annotation, parameter.default, texts[name]
-        flag = f"--{name.replace('_', '-')}"
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            bench.add_argument(name, nargs="*", help=text)
-        elif kind is bool:
-            bench.add_argument(flag, action="store_true", help=text)
-        elif default is parameter.empty:
-            bench.add_argument(flag, type=kind, required=True, help=text)
+        kind, default = parameter.annotation, parameter.default
+        flag, text = f"--{name.replace('_', '-')}", f"default: {default}"
+        if kind is bool:
+            bench.add_argument(flag, action="store_true")
         elif isinstance(default, tuple):
-            shown = f" (default: {' '.join(map(str, default))})" if default else ""
-            is_text = kind == tuple[str, ...]
-            bench.add_argument(
-                flag,
-                type=str if is_text else positive,
-                nargs="*" if is_text and default else "+",
-                default=default,
-                choices=default or None if is_text else None,
-                help=text + shown,
-            )
+            of = str if kind == tuple[str, ...] else positive
+            bench.add_argument(flag, type=of, nargs="+", default=default, help=text)
         else:
-            shown = (
-                f" (default: {default:,})" if isinstance(default, int) else f" (default: {default})"
-            )
-            bench.add_argument(
-                flag,
-                type=kind if kind in (str, float) else positive,
-                default=default,
-                help=text + (shown if default else ""),
-            )
+            of = positive if kind is int else kind
+            bench.add_argument(flag, type=of, default=default, help=text)
 
 
 def main() -> None:
     options = vars(build_parser().parse_args())
     del options["bench"]
     try:
-        options.pop("function")(*options.pop("overrides", ()), **options)
+        options.pop("function")(**options)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {one_line(error)}")
 

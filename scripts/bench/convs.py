@@ -8,12 +8,11 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
-from parallel_epochs.models.networks.pyg import FUSED, PyGModel
+from parallel_epochs.models.networks.pyg import FUSED
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
@@ -24,7 +23,6 @@ from parallel_epochs.scripts.bench.measure import (
     beside,
     describe_extensions,
     extra_of_both,
-    make_step,
     say,
     seconds_of,
     side_by_side,
@@ -71,9 +69,6 @@ CASES = (
 )
 
 
-STEP, NUM_LAYERS, NUM_TASKS = "a training step of model=pyg, GATv2Conv", 6, 112
-
-
 def bench_convs(
     num_nodes: int = CLUSTER[0],
     num_edges: int = CLUSTER[1],
@@ -91,63 +86,16 @@ def bench_convs(
     """
     place = choose_device(device)
     chosen = [case for case in CASES if not cases or any(text in case.name for text in cases)]
-    takes_step = not cases or any(text in STEP for text in cases)
-    if not chosen and not takes_step:
+    if not chosen:
         raise ValueError(
             f"--cases {' '.join(cases)}: no layer has such a name; there are "
             f"{'; '.join(case.name for case in CASES)}"
         )
     data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2)).to(place)
-    row = dict[str, Any]()
     for case in chosen:
-        row = _measure(case, data, channels, repeat)
-        write_row(row)
-    if takes_step:
-        write_row(dict.fromkeys(row, "") | _measure_step(data, channels, repeat))
+        write_row(_measure(case, data, channels, repeat))
     for case in chosen if compiled else ():
         write_row(_measure_compiled(case, data, channels, repeat))
-
-
-def _measure_step(data: Data, channels: int, repeat: int) -> dict:
-    """Compare a training step of `model=pyg`: 6 layers of GATv2Conv with edge features, norm and dropout."""
-    say(STEP)
-    torch.manual_seed(0)
-    place = data.edge_attr.device
-    options = {
-        "edge_dim": data.edge_attr.size(1),
-        "conv": "GATv2Conv",
-        "kwargs": {"heads": 4, **NO_LOOPS},
-    }
-    ours = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="fused", **options).to(place)
-    theirs = PyGModel(channels, channels, NUM_TASKS, NUM_LAYERS, kernel="pyg", **options).to(place)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(data.num_nodes, channels).to(place)
-    y = (torch.rand(data.num_nodes, NUM_TASKS) < 0.3).float().to(place)
-
-    with torch.no_grad():  # without dropout, of which both draw other masks
-        found, expected = (
-            model.eval()(x, data.edge_index, data.edge_attr) for model in (ours, theirs)
-        )
-    assert_close({"out": found}, {"out": expected}, tolerance=1e-4)
-    our_step, their_step = (
-        make_step(
-            model.train(),
-            lambda model=model: binary_cross_entropy_with_logits(
-                model(x, data.edge_index, data.edge_attr), y
-            ),
-        )
-        for model in (ours, theirs)
-    )
-    return {
-        "bench": "convs",
-        "conv": STEP,
-        "channels": channels,
-        "num_nodes": data.num_nodes,
-        "num_edges": data.num_edges,
-        "pyg_with": describe_extensions(),
-        **side_by_side(their_step, our_step, repeat, inner=5),
-        **extra_of_both(their_step, our_step),
-    }
 
 
 def with_self_loops(data: Data) -> Data:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ import pandas as pd
 import torch
 
 import parallel_epochs as pe
-from parallel_epochs.pipeline.gnn.predictor import build_predictor
 from parallel_epochs.scripts.bench.graphs import heavy_tailed
 from parallel_epochs.scripts.bench.measure import (
     four_digits,
     say,
-    seconds_of,
     write_row,
 )
 
@@ -91,7 +89,7 @@ def bench_serve(
             "partition": "whole",
             "cache_dir": f"{scratch}/cache",
         }
-        model = pe.train(
+        pe.train(
             (nodes, edges),
             folder=f"{scratch}/nodes",
             **keys,
@@ -101,42 +99,28 @@ def bench_serve(
                 "task.base": "none",
                 "evaluation": "exact",
             },
-        ).model
+        )
         pe.train(
             (None, _table(num_targets, num_edges)), "task=link", folder=f"{scratch}/links", **keys
         )
-        one, many, whole = _seconds_alone(model, rows, joins)
         with (
             _started("-c", BARE) as (_, bare),
             _started("-m", SERVICE, f"run={scratch}/nodes", "port=0") as (pid, port),
         ):
             for clients in CLIENTS:
-                for name, asked, number, at, alone in (
-                    ("bare", {"ids": ["n1"]}, requests, bare, ""),
-                    ("known", {"ids": ["n1"]}, requests, port, ""),
-                    ("new", {"rows": rows[:1], "edges": joins[:5]}, few, port, one),
+                for name, asked, number, at in (
+                    ("bare", {"ids": ["n1"]}, requests, bare),
+                    ("known", {"ids": ["n1"]}, requests, port),
+                    ("new", {"rows": rows[:1], "edges": joins[:5]}, few, port),
                 ):
-                    _measure(name, at, "/predict", asked, clients, number, pid, alone)
-            _measure(
-                "new x1000", port, "/predict", {"rows": rows, "edges": joins}, 1, 5, pid, whole
-            )
-            say(
-                f"1,000 new rows alone, in this process: {many:.3f} s; one pass over the graph: {whole:.3f} s"
-            )
+                    _measure(name, at, "/predict", asked, clients, number, pid)
+            _measure("new x1000", port, "/predict", {"rows": rows, "edges": joins}, 1, 5, pid)
             if soak:
-                _measure("soak", port, "/predict", {"ids": ["n1"]}, 64, sys.maxsize, pid, "", soak)
+                _measure("soak", port, "/predict", {"ids": ["n1"]}, 64, sys.maxsize, pid, soak)
         with _started("-m", SERVICE, f"run={scratch}/links", "port=0") as (pid, port):
             for clients in CLIENTS:
-                _measure(
-                    f"top 10 of {num_targets:,}",
-                    port,
-                    "/top",
-                    {"ids": ["n1"]},
-                    clients,
-                    few,
-                    pid,
-                    "",
-                )
+                name = f"top 10 of {num_targets:,}"
+                _measure(name, port, "/top", {"ids": ["n1"]}, clients, few, pid)
 
 
 def _table(num_nodes: int, num_edges: int) -> pd.DataFrame:
@@ -155,21 +139,6 @@ def _table(num_nodes: int, num_edges: int) -> pd.DataFrame:
         .query("source != target")
         .drop_duplicates()
     )
-
-
-def _seconds_alone(model: pe.Model, rows: list, joins: list) -> tuple[float, float, float]:
-    """Return the seconds of the forward around one new row and around all, and of a pass over the grown graph."""
-    newcomers, found = model.newcomers(), []
-    for some, ends in ((rows[:1], joins[:5]), (rows, joins)):
-        asked = newcomers.encode_rows(some, ends)
-        found.append(_median(lambda asked=asked: newcomers.forward([newcomers.take(asked)])))
-    setup = newcomers.grow(asked)
-    return *found, _median(lambda: build_predictor(setup)(0))
-
-
-def _median(function: Callable[[], object]) -> float:
-    function()
-    return statistics.median(seconds_of(function) for _ in range(15))
 
 
 @contextlib.contextmanager
@@ -196,7 +165,6 @@ def _measure(
     clients: int,
     number: int,
     pid: int,
-    alone: object,
     seconds: float = 600.0,
 ) -> None:
     """Ask for the same from several clients, and write a row; stop at the first answer that is an error."""
@@ -221,7 +189,6 @@ def _measure(
             "p99_ms": four_digits(quantiles[98] * 1e3),
             "per_second": four_digits(len(taken) / wall),
             "cpu_ms": four_digits(used * 1e3 / len(taken)),
-            "alone_ms": alone and four_digits(float(alone) * 1e3),
             "resident_mib_before": before,
             "resident_mib": _mib(pid),
         }

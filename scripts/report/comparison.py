@@ -1,4 +1,4 @@
-"""What a page computes of several runs: means over seeds, speed-up at equal quality, and differing keys."""
+"""Means over seeds, speed-up at equal quality and differing keys: all that a page computes of several runs."""
 
 import statistics
 from collections import Counter

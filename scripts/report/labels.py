@@ -1,4 +1,4 @@
-"""What a page computes of the scores that a run left: rates of classes, mistakes, curves, and further scores."""
+"""Rates of classes, mistakes, curves and further scores: all that a page computes of the scores of a run."""
 
 from itertools import accumulate
 from pathlib import Path

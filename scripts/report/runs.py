@@ -31,7 +31,7 @@ AXES = {
     "epochs": "epochs (passes over the graph, all ranks)",
     "wall_seconds": "wall time (s)",
 }
-# What a page reads of a summary, which may lack any of it.
+# A page reads these keys of a summary, which may lack any of them.
 NUMBERS = (
     *("best_epoch", "best_valid", "test", "train", "num_parameters", "data_epochs"),
     *("wall_seconds", "peak_memory_bytes", "num_ranks", "seed"),

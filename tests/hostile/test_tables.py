@@ -64,55 +64,11 @@ CATEGORIES = [
         nodes([""]),
     ),
     Case(
-        "categories of nan alone",
-        PARQUET + "data.nodes.categories=[a]",
-        "nodes.parquet: column a is empty in every row. Leave it out of data.nodes.categories",
-        nodes([float("nan")], suffix="parquet"),
-    ),
-    Case(
-        "categories of NULL alone",
-        PARQUET + "data.nodes.categories=[a]",
-        "nodes.parquet: column a is empty in every row. Leave it out of data.nodes.categories",
-        nodes([None], suffix="parquet"),
-    ),
-    Case(
-        "an empty category that is an error",
-        CHECK + "data.nodes.categories=[a] data.empty=error",
-        "nodes.csv: row 2, column a is empty; 20 rows in all are affected. data.empty=zero takes them for zeros",
-        nodes(["x", ""]),
-    ),
-    Case("one value", CHECK + "data.nodes.categories=[a]", None, nodes(["x"])),
-    Case(
-        "one value and empty cells",
-        CHECK + "data.nodes.categories=[a] data.empty=flag",
-        None,
-        nodes(["x", ""]),
-    ),
-    Case(
         "lists as categories",
         PARQUET + "data.nodes.categories=[a]",
         "data.nodes.categories=a: the column of nodes.parquet is BIGINT[], and a cell must be one text, number or "
         "date. Write such a column as text, or as several columns",
         nodes([[1, 2]], suffix="parquet"),
-    ),
-    Case(
-        "structures as categories",
-        PARQUET + "data.nodes.categories=[a]",
-        "data.nodes.categories=a: the column of nodes.parquet is STRUCT(b BIGINT), and a cell must be one text, "
-        "number or date. Write such a column as text, or as several columns",
-        nodes([{"b": 1}], suffix="parquet"),
-    ),
-    Case(
-        "booleans as categories",
-        PARQUET + "data.nodes.categories=[a]",
-        None,
-        nodes([True, False, None], suffix="parquet"),
-    ),
-    Case(
-        "few dates as categories",
-        PARQUET + "data.nodes.categories=[a]",
-        None,
-        nodes(DATES[:5], suffix="parquet"),
     ),
     Case(
         "many dates as categories",
@@ -121,14 +77,6 @@ CATEGORIES = [
         "data.nodes.max_categories=256 allows fewer. Raise it, or give the column as one of data.nodes.text_tags, "
         "which shares columns among values, or of data.nodes.features if it holds numbers",
         nodes(DATES, suffix="parquet", num_nodes=300),
-    ),
-    Case(
-        "ids as categories",
-        CHECK + "data.nodes.categories=[id] data.nodes.max_categories=39",
-        "nodes.csv: column id holds 40 different values, which would be as many columns of x; "
-        "data.nodes.max_categories=39 allows fewer. Raise it, or give the column as one of data.nodes.text_tags, "
-        "which shares columns among values, or of data.nodes.features if it holds numbers",
-        nodes(["x"]),
     ),
     Case(
         "a million different values",
@@ -159,18 +107,6 @@ CATEGORIES = [
         nodes(["1", "2", "1.0"]),
     ),
     Case(
-        "no room for categories",
-        CHECK + "data.nodes.categories=[a] data.nodes.max_categories=0",
-        "data.nodes.max_categories must be in [1, 65536), not 0",
-        nodes(["x"]),
-    ),
-    Case(
-        "a column with the name of our own",
-        CHECK + "data.nodes.categories=[category0]",
-        None,
-        nodes(["class", "name"], name="category0"),
-    ),
-    Case(
         "quotes in a value",
         CHECK + "data.nodes.categories=[a]",
         None,
@@ -179,41 +115,10 @@ CATEGORIES = [
 ]
 FLAGS = [
     Case(
-        "flags of a missing column",
-        CHECK + "data.nodes.features=[b] data.empty=flag",
-        "data.nodes.features=b: nodes.csv has no such column; there are id, kind, a",
-        nodes(["1"]),
-    ),
-    Case(
         "flags of an empty column",
         CHECK + "data.nodes.features=[a] data.empty=flag",
         None,
         nodes([""]),
-    ),
-    Case(
-        "flags without an empty cell",
-        CHECK + "data.nodes.features=[a] data.empty=flag",
-        None,
-        nodes(["1", "2"]),
-    ),
-    Case(
-        "flags of one value",
-        CHECK + "data.nodes.features=[a] data.nodes.standardize=true data.empty=flag",
-        None,
-        nodes(["3", ""]),
-    ),
-    Case(
-        "flags of lists",
-        PARQUET + "data.nodes.features=[a] data.empty=flag",
-        "data.nodes.features=a: the column of nodes.parquet is DOUBLE[], and a cell must be one text, number or date. "
-        "Write such a column as text, or as several columns",
-        nodes([[1.5, None]], suffix="parquet"),
-    ),
-    Case(
-        "flags of booleans",
-        PARQUET + "data.nodes.features=[a] data.empty=flag",
-        None,
-        nodes([True, None, False], suffix="parquet"),
     ),
     Case(
         "flags of dates",
@@ -223,51 +128,12 @@ FLAGS = [
         nodes([*DATES[:3], None], suffix="parquet"),
     ),
     Case(
-        "flags of words",
-        CHECK + "data.nodes.features=[a] data.empty=flag",
-        "nodes.csv: row 2, column a holds 'n/a', which is not a finite number of float32 (data.nodes.features). "
-        "Correct it, or give a column of dates as one of data.nodes.dates, of words as one of data.nodes.categories "
-        "or data.nodes.text",
-        nodes(["1", "n/a"]),
-    ),
-    Case(
         "flags of infinity",
         CHECK + "data.nodes.features=[a] data.empty=flag",
         "nodes.csv: row 2, column a holds 'inf', which is not a finite number of float32 (data.nodes.features). "
         "Correct it, or give a column of dates as one of data.nodes.dates, of words as one of data.nodes.categories "
         "or data.nodes.text",
         nodes(["1", "inf"]),
-    ),
-    Case(
-        "flags of a column used twice",
-        CHECK + "data.nodes.features=[a,a] data.empty=flag",
-        "data.nodes.features names a twice. Name it once",
-        nodes(["1"]),
-    ),
-    Case(
-        "the label as a feature",
-        CHECK + "data.nodes.features=[kind] data.empty=flag",
-        "data.nodes.features names kind, which is the label: the model would read what it is to predict. Leave it out",
-        nodes(["1"]),
-    ),
-    Case(
-        "flags of logarithms",
-        CHECK + "data.nodes.features=[a] data.nodes.log1p=[a] data.empty=flag",
-        None,
-        nodes(["", "1"]),
-    ),
-    Case("flags of edges", CHECK + "data.edges.weight=w data.empty=flag", None, nodes(["1"])),
-    Case(
-        "flags of edges of a feature used twice",
-        CHECK + "data.edges.features=[w,w] data.empty=flag",
-        "data.edges.features names w twice. Name it once",
-        nodes(["1"]),
-    ),
-    Case(
-        "an unknown way with empty cells",
-        CHECK + "data.nodes.features=[a] data.empty=mean",
-        "data.empty=mean is unknown; choose one of zero, flag, error",
-        nodes(["1"]),
     ),
 ]
 
@@ -294,31 +160,6 @@ INPUTS = [
         nodes(["1", "-3"]),
     ),
     Case(
-        "the logarithm of a text",
-        CHECK + "data.nodes.label=a data.nodes.log_label=true",
-        "nodes.csv: row 1, column a holds 'x', which is not a finite number of float32 (data.nodes.label)",
-        nodes(["x", "1"]),
-    ),
-    Case(
-        "the logarithm of infinity",
-        CHECK + "data.nodes.label=a data.nodes.log_label=true",
-        "nodes.csv: row 2, column a holds 'inf', which is not a finite number of float32 (data.nodes.label)",
-        nodes(["1", "inf"]),
-    ),
-    Case(
-        "logarithms of classes",
-        CHECK + "data.nodes.log_label=true data.metric=acc",
-        "data.nodes.log_label=true learns the logarithm of real values, and data.metric=acc measures others. Set "
-        "data.metric to <*>",
-        nodes(["1"]),
-    ),
-    Case(
-        "logarithms of large numbers",
-        TRAIN + "data.nodes.label=a data.nodes.log_label=true task.base=auto",
-        None,
-        nodes(["3e38", "0"]),
-    ),
-    Case(
         "one label and its logarithm",
         TRAIN + "data.nodes.label=a data.nodes.log_label=true task.base=auto",
         None,
@@ -331,35 +172,11 @@ INPUTS = [
         nodes(["1"]),
     ),
     Case(
-        "ids as dates of edges",
-        CHECK + "data.edges.dates=[source]",
-        f"edges.csv: row 1, column source holds 'n0', {DATES_WANTED}",
-        nodes(["1"]),
-    ),
-    Case(
-        "dates of edges twice",
-        CHECK + "data.edges.dates=[w,w]",
-        "data.edges.dates names w twice. Name it once",
-        nodes(["1"]),
-    ),
-    Case(
-        "dates of edges that are numbers too",
-        CHECK + "data.edges.dates=[w] data.edges.features=[w]",
-        "data.edges.features and data.edges.dates both name w: it holds either numbers or dates",
-        nodes(["1"]),
-    ),
-    Case(
         "ids that are there twice",
         CHECK,
         "nodes.csv: the id 'n0' of row 1 is there 20 times (data.nodes.id=id): give each node one row, or set "
         "data.duplicates=first to keep the first one",
         nodes(["n0", "n1"], name="id"),
-    ),
-    Case(
-        "the first of several rows",
-        CHECK + "data.duplicates=first",
-        None,
-        nodes(["n0", "n1", "n2"], name="id"),
     ),
     Case(
         "one id in all rows",
@@ -373,73 +190,7 @@ INPUTS = [
         "nodes.csv: row 2, column id is empty: every node needs an id; 20 rows in all are affected",
         nodes(["n0", ""], name="id"),
     ),
-    Case(
-        "the last of several rows",
-        CHECK + "data.duplicates=last",
-        "data.duplicates=last is unknown; choose one of error, first",
-        nodes(["1"]),
-    ),
-    Case(
-        "summaries of nothing",
-        CHECK + "data.summaries=2 data.nodes.features=[a] data.empty=flag",
-        None,
-        nodes([""]),
-    ),
-    Case(
-        "half a summary",
-        CHECK + "data.summaries=1.5",
-        "data.summaries must be a whole number in digits, not 1.5",
-        nodes(["1"]),
-    ),
-    Case(
-        "degrees of no kind",
-        CHECK + "data.degrees=maybe",
-        "data.degrees must be true or false, not maybe",
-        nodes(["1"]),
-    ),
-    Case(
-        "summaries and degrees",
-        TRAIN + "data.summaries=3 data.degrees=true data.nodes.features=[a] task.base=trees",
-        None,
-        nodes(["1"]),
-    ),
-    Case(
-        "a simple method that is not there",
-        TRAIN + "task.base=nosuch",
-        "task.base=nosuch is no simple method for this data; choose one of <*>",
-        nodes(["1"]),
-    ),
-    Case(
-        "a candidate without a method",
-        TRAIN + "task.base=none task.candidate=offset",
-        "task.candidate=offset needs task.base=auto, or the name of a method, <*>",
-        nodes(["1"]),
-    ),
-    Case(
-        "a candidate that is not there",
-        TRAIN + "task.base=propagation task.candidate=nosuch",
-        "task.candidate=nosuch is unknown; choose one of <*>",
-        nodes(["1"]),
-    ),
-    Case(
-        "several candidates",
-        TRAIN + "task.base=auto task.candidate=[network,offset]",
-        "task.candidate must be a text, not [network,offset]",
-        nodes(["1"]),
-    ),
     Case("a method and one class", TRAIN + "data.nodes.label=a task.base=auto", None, nodes(["x"])),
-    Case(
-        "a method without validation",
-        TRAIN + "task.base=auto data.train_fraction=1 data.valid_fraction=0",
-        None,
-        nodes(["1"]),
-    ),
-    Case(
-        "summaries of a table without rows",
-        CHECK + "data.summaries=1",
-        "edges.csv holds no edges below its header",
-        without_edges,
-    ),
 ]
 
 

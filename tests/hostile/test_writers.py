@@ -132,11 +132,6 @@ CASES = [
         reads("output=wanted.csv", "output_nodes=wanted.csv"),
     ),
     Case(
-        "output on output_nodes that are predictions",
-        P + "tables output=before.csv output_nodes=before.csv",
-        reads("output=before.csv", "output_nodes=before.csv"),
-    ),
-    Case(
         "output on a table of the user",
         P + "tables output=mine.csv",
         others("output=mine.csv", "a table with the columns id, split, class"),
@@ -147,24 +142,9 @@ CASES = [
         reads("predictions=graph.pt", "data.path=graph.pt"),
     ),
     Case(
-        "predictions of evaluate on the graph",
-        E + "graph predictions=graph.pt overwrite=true",
-        reads("predictions=graph.pt", "data.path=graph.pt"),
-    ),
-    Case(
         "predictions on the checkpoint",
         P + "graph predictions=runs/graph/checkpoints/best.pt overwrite=true",
         belongs("predictions=runs/graph/checkpoints/best.pt", RUN + "graph"),
-    ),
-    Case(
-        "predictions on a checkpoint of another run",
-        P + "graph predictions=runs/kg/checkpoints/last.pt overwrite=true",
-        belongs("predictions=runs/kg/checkpoints/last.pt", RUN + "kg"),
-    ),
-    Case(
-        "predictions of evaluate on the metrics",
-        E + "tables predictions=runs/tables/metrics.jsonl overwrite=true",
-        belongs("predictions=runs/tables/metrics.jsonl", RUN + "tables"),
     ),
     Case(
         "predictions on a lock of a run",
@@ -178,11 +158,6 @@ CASES = [
         "command reads (data.path=edges.tsv). Give another name",
     ),
     Case(
-        "vectors on a text of the user",
-        P + "walks predictions=diary.txt",
-        others("predictions=diary.txt", "a text that begins with 'Dear diary'"),
-    ),
-    Case(
         "cosines on the pairs",
         P + "walks pairs=pairs.pt predictions=pairs.pt overwrite=true",
         reads("predictions=pairs.pt", "pairs=pairs.pt"),
@@ -191,11 +166,6 @@ CASES = [
         "answers on the questions",
         P + "kg triples=asked.txt predictions=asked.txt overwrite=true",
         reads("predictions=asked.txt", "triples=asked.txt"),
-    ),
-    Case(
-        "vectors on the triples",
-        P + "kg predictions=kg/test.txt overwrite=true",
-        belongs("predictions=kg/test.txt", "the folder kg that this command reads"),
     ),
     Case(
         "vectors of relations on a file of the user",
@@ -213,16 +183,6 @@ CASES = [
         "page on a checkpoint",
         R + "runs/graph --output runs/graph/checkpoints/best.pt --overwrite",
         belongs("--output=runs/graph/checkpoints/best.pt", RUN + "graph"),
-    ),
-    Case(
-        "page on the records",
-        R + "runs/graph --output runs/graph/metrics.jsonl",
-        belongs("--output=runs/graph/metrics.jsonl", RUN + "graph"),
-    ),
-    Case(
-        "page on a table of the user",
-        R + "runs/tables --output nodes.csv",
-        others("--output=nodes.csv", KINDS, "--overwrite"),
     ),
     Case(
         "page on the table of rounds that it shows",
