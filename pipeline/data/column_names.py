@@ -9,7 +9,6 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.base_config import DataConfig
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED
-from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.data.summaries import SUMMARIES
 
 if TYPE_CHECKING:
@@ -72,33 +71,6 @@ def name_nodes(config: DataConfig, data: Graph) -> list[list[Channel]]:
         found[0] += [
             Channel("species", str(number)) for number in range(data.get("num_categories", 0))
         ]
-    return found
-
-
-def name_edges(config: DataConfig, data: Graph) -> list[list[Channel]]:
-    """Name the columns of ``edge_attr`` by their relations, of which a graph with one type of nodes has one."""
-    types, known = data.types, _of_tables(config, data, "edges")
-    width = 0 if data.edge_attr is None else data.edge_attr.size(1)
-    if types.homogeneous:
-        own = known[0] if known else []
-        relation = getattr(getattr(config, "edges", None), "relation", None)
-        rest = [] if relation is None else [Channel(relation)] * (width - len(own))
-        return [_filled([*own, *rest], width, "edge_attr")]
-    first, reverse = [Channel("relation")], reverses_of(types.relations)
-    forward = [number for number in range(len(types.relations)) if number not in reverse]
-    by_relation = [
-        table
-        for table, own in zip(known, _relations_of_tables(data), strict=True)
-        for _ in range(own)
-    ]
-    found = []
-    for number in range(len(types.relations)):
-        place = forward.index(reverse.get(number, number))
-        start, count = types.edge_columns[place] if place < len(types.edge_columns) else (1, 0)
-        own = [Channel("")] * (start - 1) + _filled(
-            by_relation[place] if by_relation else [], count, "edge_attr"
-        )
-        found.append(_filled(first + own, width, "edge_attr"))
     return found
 
 

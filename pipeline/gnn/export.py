@@ -22,7 +22,6 @@ from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
 from parallel_epochs.pipeline.gnn.predict import open_run, predict as save_predictions
 from parallel_epochs.pipeline.gnn.raw_inputs import RawNetwork
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.warm import inputs_of
 from parallel_epochs.pipeline.programs import Program, suffix_of, write
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.seeds import stream
@@ -89,7 +88,7 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
     wanted.data = wanted.data if asked is None else asked.data
     setup, dataset, *_ = open_run(run, wanted)
     network = setup.kind.network(setup.model.cpu(), setup.task)
-    given, notes = inputs_of(setup), _differences(setup, share)
+    given, notes = setup.inputs(), _differences(setup, share)
     if setup.kind.takes_pairs:
         given.pairs = torch.from_numpy(
             stream("program", 0).integers(given.num_nodes, size=(100, 2))

@@ -31,7 +31,7 @@ class Network(torch.nn.Module):
         """Compute logits, or values in their own unit [num_rows, columns].
 
         Args:
-            x: [num_nodes, channels], as :func:`pipeline.gnn.warm.inputs_of` has them.
+            x: [num_nodes, channels], as :meth:`pipeline.gnn.setup.Setup.inputs` returns them.
             edge_index: [2, num_edges], int64.
             edge_attr: [num_edges, edge_dim]; none without features of edges.
             ptr: of a model of graphs, the first node of each graph, and the number of nodes [num_graphs + 1].

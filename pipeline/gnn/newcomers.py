@@ -1,31 +1,43 @@
 """Predictions of new rows with edges to the nodes of the training, as of tables that have grown by them."""
 
-from collections.abc import Mapping, Sequence
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.cache import load_own
+from parallel_epochs.models.edge_index import plain_edges
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
+from parallel_epochs.models.networks.reach import count_hops
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.cache import load_own, open_other
+from parallel_epochs.pipeline.data.degrees import add_degrees, count_degrees, scale_degrees
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED
-from parallel_epochs.pipeline.gnn import answers, fusion, label_scores, neighborhood, new_data
+from parallel_epochs.pipeline.data.propagate import propagate
+from parallel_epochs.pipeline.gnn import bases, fusion, label_scores, new_data
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
+from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.ids import ids_of
+from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
-from parallel_epochs.pipeline.gnn.nearby import Nearby, ReadsAll, why_all
-from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
-from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.base import Base
+from parallel_epochs.pipeline.gnn.simple.base import Base, apply
+from parallel_epochs.pipeline.gnn.simple.labels import Labels
+from parallel_epochs.pipeline.gnn.simple.propagation import nth_weights
+from parallel_epochs.pipeline.gnn.simple.summaries import weights_of_labels
 from parallel_epochs.pipeline.gnn.table import Table
-from parallel_epochs.pipeline.graph.edges import sort_edges
-from parallel_epochs.pipeline.names import MASKS, TERMS
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.graph.sampling import GrowingSampler
+from parallel_epochs.pipeline.names import MASKS, TERMS, WHOLE_DEGREE, WHOLE_MEAN
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -35,36 +47,62 @@ Row = Mapping[str, Any]
 LEFT_OUT = ("names", "names_ptr", "store", "structure", "content_hash", FITTED, "on_disk", "types")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """New rows with the edges that join them to known nodes, encoded.
+class Reach(NamedTuple):
+    """How far into the graph the score of a row reads.
 
     Attributes:
-        ids: of the rows.
+        num_hops: hops against the edges; none: the whole graph.
+        weights: number of the weights of the edges, as :func:`propagation.edge_weights` yields them, whose sums divide
+            what comes along the edges; none: all edges count alike.
+    """
+
+    num_hops: int | None
+    weights: int | None = None
+
+
+def _reach_of_trees(fitted: dict, data: Data) -> Reach:
+    if not {"own", "labels"}.issuperset(fitted["parts"]):
+        return Reach(None)  # PageRank, among others
+    if "labels" not in fitted["parts"]:
+        return Reach(0)
+    return Reach(2, len(list(weights_of_labels(data))) - 1)
+
+
+# By the value of task.base: how far a method reads, from what was fitted and the graph that it was fitted to.
+REACH: dict[str, Callable[[dict, Data], Reach]] = {
+    "mean": lambda fitted, data: Reach(0),
+    "linear": lambda fitted, data: Reach(0 if "terms" in fitted else max(fitted["hops"])),
+    "propagation": lambda fitted, data: Reach(2, fitted["weight"]),
+    "trees": _reach_of_trees,
+}
+
+
+@dataclass(frozen=True)
+class NewNodes:
+    """New nodes with edges to a graph, all of them behind its own.
+
+    Attributes:
+        ids: of the nodes.
+        x: features of the new nodes, without degrees, float32.
+        edges: ends of the edges, sorted by destination, then source, int64; a new node is at one end or both.
+        edge_attr: features of the edges, float32; none without them.
+        terms: where the terms of each new node begin, and these with their TF-IDF; none where no model reads them.
     """
 
     ids: list[str]
-    nodes: neighborhood.NewNodes
-
-
-class Near(NamedTuple):
-    """A request of :meth:`Newcomers.predict_each` that is answered from the neighbourhood of its rows."""
-
-    place: int
-    asked: Asked
-    part: neighborhood.Surroundings
-    is_bounded: bool | None
+    x: Float[Tensor, "num_new channels"]
+    edges: Int[Tensor, "2 num_edges"]
+    edge_attr: Float[Tensor, "num_edges edge_channels"] | None
+    terms: tuple[Tensor, Tensor, Tensor] | None
 
 
 class Newcomers:
     """Predicts nodes that the tables of a training did not have.
 
-    New rows and edges are encoded by what the training learned of its tables, and stand behind its own nodes, whose
-    labels of training nodes are known. So the predictions are those of ``predict`` for tables that have grown by these
-    rows, with data.known_labels=all where only training nodes have labels. The tables themselves are not read again.
-
-    Only the neighbourhood of the new rows is computed, unless the answer needs the whole graph: :attr:`needs_graph`
-    says why.
+    New rows and edges are encoded as the tables were, and stand behind the nodes of the training, whose labels of
+    training nodes are known. So the predictions are those of ``predict`` for tables that have grown by these rows, with
+    data.known_labels=all where only training nodes have labels. The tables themselves are not read again, and all that
+    is computed is what the answer reads of the graph.
 
     Args:
         run: a run on one table of nodes and one of edges.
@@ -72,58 +110,68 @@ class Newcomers:
     Attributes:
         columns: names of the columns that a new row must have, by "rows" and "edges", the ids first, each with what is
             known of its cells: their kind, ``x-kind``, and categories, ``x-known``.
-        needs_graph: why every answer takes a pass over the whole graph; empty where the neighbourhood is enough.
+        needs_graph: why every answer reads the whole graph; empty where it does not.
 
     Raises:
         ValueError: the run cannot predict new rows, and says why.
     """
 
     def __init__(self, run: SavedRun[GNNConfig]):
+        # DuckDB, which other runs do not need.
+        from parallel_epochs.pipeline.data.tables import new_rows
+
         self._run, config = run, run.config
         run.refuse_several("answers for new rows")
-        if (reason := _why_not(run)) is not None:
+        reason = _why_not(run)
+        if reason is None:
+            state = run.load()
+            self._learned = learned = new_data.read_learned(run, state)
+            own = load_own(config.data, config.cache_dir)
+            if (source := own.get("x_source")) != "data":
+                reason = f"its nodes have features of their edges ({source})"
+            elif learned.summaries is not None:
+                reason = "features are summaries of the graph (data.summaries)"
+        if reason is not None:
             raise ValueError(f"{run.folder} answers no new rows: {reason}")
-        state = run.load()
-        self._state, self._device = state, choose_device(run.device)
-        self._learned = new_data.read_learned(run, state)
-        self._graph = load_own(config.data, config.cache_dir)
-        if (source := self._graph.get("x_source")) != "data":
-            raise ValueError(
-                f"{run.folder} answers no new rows: its nodes have features of their edges ({source})"
-            )
-        self._names = ids_of(self._graph, None)
+        self._names = ids_of(own, None)
         self._known = dict(zip(self._names, range(len(self._names))))
-        from parallel_epochs.pipeline.data.tables import (
+        self._tables, self.columns = (
             new_rows,
-        )  # imports DuckDB, which other runs do not need
-
-        self._encoder = new_rows.Encoder(
-            cast(Any, config.data),
-            cast(Tensor, self._learned.fitted),
-            has_terms=TERMS[0] in self._graph,
+            new_rows.describe(cast(Any, config.data), cast(Tensor, learned.fitted)),
         )
-        self.columns = self._encoder.describe()
-        self._model: torch.nn.Module | None = None
-        self._nearby: Nearby | None = None
-        self._round, self._epoch = new_data.place_of(state, is_best=run.is_best)
-        self.needs_graph = self._open_nearby()
-
-    def _open_nearby(self) -> str:
-        """Set up the graph of the training, around whose nodes new ones are; returns why the answer needs all of it."""
-        kept = fusion.read_kept(self._run)
-        self._is_alone = kept is not None and kept.share == 1
-        if kept is not None and not kept.share and not self._run.config.task.reads_base:
+        _, self._epoch = new_data.place_of(state, is_best=run.is_best)
+        device = choose_device(run.device)
+        self._setup = setup = new_data.complete(
+            config, run, state, learned, _copy(own), device, known_labels="all"
+        )
+        with fitting(state):
+            setup.model.load_state_dict(state["model"])
+        setup.model.eval()
+        setup.base = None  # its scores of all nodes
+        self._data = data = copy.copy(setup.bare or setup.data)
+        self._sampler = GrowingSampler(data.edge_index)
+        kept = fusion.read_kept(run)
+        if kept is not None and not kept.share and not config.task.reads_base:
             kept = None  # the network answers alone
-        if reason := why_all(self._learned, kept, self._graph):
-            return reason
-        self._setup = self._set_up(self._grow(None))
-        try:
-            self._nearby = Nearby(self._setup, self._learned, kept, self._grow(None))
-        except ReadsAll as error:
-            return str(error)
-        finally:
-            self._setup.base = None  # its scores of all nodes
-        return ""
+        self._kept, is_alone = kept, kept is not None and kept.share == 1
+        num_hops, self.needs_graph = (0, "") if is_alone else count_hops(setup.model)
+        self._reads_base = config.task.reads_base and not is_alone
+        self._reach = Reach(0)
+        if kept is not None:
+            reach = REACH.get(kept.fitted["name"], lambda *_: Reach(None))
+            # The models of other folds read as far.
+            self._reach = reach(kept.fitted["models"][0], data)
+            if self._reach.num_hops is None:
+                self.needs_graph = f"a simple method reads the whole graph ({kept.title})"
+            else:  # the network may read it at each node that the network reads
+                own_hops = self._reach.num_hops
+                num_hops = num_hops + own_hops if self._reads_base else max(num_hops, own_hops)
+        if config.data.propagate:
+            own = _copy(own)
+            if learned.degrees is not None:
+                add_degrees(own, learned.degrees, num_last=config.data.num_last)
+            data.x = own.x
+        self._num_hops = num_hops + config.data.propagate
 
     def predict(
         self, rows: Sequence[Row], edges: Sequence[Row] = (), *, max_neighbors: int | None = None
@@ -139,10 +187,7 @@ class Newcomers:
         Raises:
             ValueError: names the row, the column or the id that is wrong.
         """
-        (found,) = self.predict_each([(rows, edges)], max_neighbors=max_neighbors)
-        if isinstance(found, Exception):
-            raise found
-        return found.frame()
+        return self._predict(rows, edges, max_neighbors).frame()
 
     def predict_each(
         self,
@@ -150,206 +195,245 @@ class Newcomers:
         *,
         max_neighbors: int | None = None,
     ) -> list[Table | Exception]:
-        """Predict the rows of several requests together, which do not meet; what is wrong with one is its answer.
+        """Predict the rows of several requests, which do not meet; what is wrong with one is its answer.
 
         Args:
             requests: rows and edges of each, as for :meth:`predict`.
         """
+        found = list[Table | Exception]()
+        for rows, edges in requests:
+            try:
+                found.append(self._predict(rows, edges, max_neighbors))
+            except Exception as error:
+                found.append(error)
+        return found
+
+    def _predict(
+        self, rows: Sequence[Row], edges: Sequence[Row], max_neighbors: int | None
+    ) -> Table:
         if max_neighbors is not None and max_neighbors < 1:
             raise ValueError(
                 f"max_neighbors={max_neighbors}: give a number of at least 1, or leave it out to read all "
                 "edges"
             )
-        found = dict[int, Table | Exception]()
-        near, size, no = list[Near](), 0, None if max_neighbors is None else False
-        for place, (rows, edges) in enumerate(requests):
-            try:
-                asked = self.encode_rows(rows, edges)
-                part = self.take(asked, max_neighbors)
-                if part is None:
-                    found[place] = self._table(asked, self._predict_grown(asked), is_bounded=no)
-                    continue
-            except Exception as error:
-                found[place] = error
-                continue
-            if near and size + len(part.src) > neighborhood.MOST_EDGES:
-                self._answer_near(near, found)
-                near, size = [], 0
-            near.append(Near(place, asked, part, no if no is None else part.is_bounded))
-            size += len(part.src)
-        if near:
-            self._answer_near(near, found)
-        return [found[place] for place in range(len(requests))]
-
-    def take(
-        self, asked: Asked, max_neighbors: int | None = None
-    ) -> neighborhood.Surroundings | None:
-        """Take the neighbourhood of new rows; none where the whole graph has to be predicted."""
-        return None if self._nearby is None else self._nearby.take(asked.nodes, max_neighbors)
-
-    def forward(self, parts: Sequence[neighborhood.Surroundings]) -> Tensor:
-        """Predict new rows from their neighbourhoods, all in one batch [num_rows, columns], float32."""
-        assert self._nearby is not None
-        return self._nearby.forward(parts)
-
-    def _answer_near(self, near: Sequence[Near], found: dict[int, Table | Exception]) -> None:
-        try:
-            rows = self.forward([each.part for each in near])
-        except Exception as error:
-            found.update((each.place, error) for each in near)
-            return
-        for each, own in zip(near, rows.split([each.part.num_new for each in near])):
-            try:
-                found[each.place] = self._table(
-                    each.asked,
-                    self._predicted(self._setup, each.asked, own),
-                    is_bounded=each.is_bounded,
-                )
-            except ArithmeticError as error:
-                found[each.place] = error
-
-    def _predict_grown(self, asked: Asked) -> Predicted:
-        """Predict new rows by a pass over the whole graph."""
-        setup = self.grow(asked)
-        new, rows = torch.arange(len(self._names), setup.data.num_nodes), None
-        if self._is_alone:
-            rows = cast(Base, setup.base).rows[new]  # the network has no part
-        elif self._nearby is None:  # else its neighbourhood was too large
-            rows = predict_nodes(setup, new)
-        rows = build_predictor(setup)(self._round)[new] if rows is None else rows
-        found = self._predicted(setup, asked, rows)
-        mixed = answers.answer(
-            setup, replace(found, graph=setup.data, chosen=new, is_whole=False), self._run
-        )
-        return replace(found, rows=mixed.rows, thresholds=mixed.thresholds)
-
-    def grow(self, asked: Asked) -> Setup:
-        """Set up the graph of the training with new rows behind its own, and the trained model."""
-        return self._set_up(self._grow(asked))
-
-    def _predicted(self, setup: Setup, asked: Asked, rows: Tensor) -> Predicted:
-        size = len(asked.ids)
-        graph = Graph(
-            num_nodes=size,
-            split_is_known=False,
-            y=setup.data.y[:0],
-            **{mask: torch.zeros(size, dtype=torch.bool) for mask in MASKS},
-        )
-        return Predicted(
+        new, setup = self.encode(rows, edges), self._setup
+        batch, is_bounded = self.take(new, max_neighbors)
+        size = len(new.ids)
+        masks = {mask: torch.zeros(size, dtype=torch.bool) for mask in MASKS}
+        graph = Graph(num_nodes=size, split_is_known=False, y=setup.data.y[:0], **masks)
+        predicted = Predicted(
             graph,
             setup.data,
             setup.task,
             setup.model,
-            rows,
+            self.forward(batch),
             self._epoch,
-            ids=np.array(asked.ids, object),
+            ids=np.array(new.ids, object),
+            thresholds=self._thresholds,
         )
-
-    def _table(self, asked: Asked, predicted: Predicted, *, is_bounded: bool | None) -> Table:
-        if predicted.thresholds is None:
-            predicted = replace(predicted, thresholds=self._thresholds)
-        table = kind_of(self._run.config).table(predicted, GNNPredictConfig(str(self._run.folder)))
-        if is_bounded is None:
+        kind = kind_of(self._run.config)
+        table = kind.table(predicted, GNNPredictConfig(str(self._run.folder)))
+        if max_neighbors is None:
             return table
-        marks = np.array([is_bounded] * len(asked.ids), object)
+        marks = np.array([is_bounded] * size, object)
         return replace(table, columns=lambda part: table.columns(part) | {"bounded": marks[part]})
 
     @cached_property
     def _thresholds(self) -> Tensor | None:
         return label_scores.read_thresholds(self._run, self._learned.out_channels)
 
-    def _set_up(self, data: Graph) -> Setup:
-        """Set up a graph, with the trained model."""
-        setup = new_data.complete(
-            self._run.config,
-            self._run,
-            self._state,
-            self._learned,
-            data,
-            self._device,
-            known_labels="all",
-        )
-        if self._model is None:
-            with fitting(self._state):
-                setup.model.load_state_dict(self._state["model"])
-            self._model = setup.model.eval()
-        setup.__dict__["model"] = self._model  # in place of one with first weights
-        setup.__dict__["table"] = None
-        return setup
-
-    def encode_rows(self, rows: Sequence[Row], edges: Sequence[Row]) -> Asked:
-        """Encode new rows and their edges.
+    def encode(self, rows: Sequence[Row], edges: Sequence[Row]) -> NewNodes:
+        """Encode new rows and their edges by the code that encodes tables.
 
         Raises:
             ValueError: a row lacks a column, a cell is wrong, an id is known already or names nothing.
         """
-        one, (source, target, *_) = next(iter(self.columns["rows"])), self.columns["edges"]
-        for name, given in (("rows", rows), ("edges", edges)):
-            columns = list(self.columns[name])
-            for number, row in enumerate(given):
-                _check_row(f"{name}[{number}]", row, columns)
-        texts, known = self._encoder.texts(rows, one), self._known
-        if (
-            lacks := next((number for number, text in enumerate(texts) if text is None), None)
-        ) is not None:
+        run, known, tables = self._run, self._known, self._tables
+        for what, given in (("rows", rows), ("edges", edges)):
+            tables.check(what, given, self.columns[what])
+        id_column, (source, target, *_) = next(iter(self.columns["rows"])), self.columns["edges"]
+        ids = [tables.text_of(row[id_column]) or "" for row in rows]
+        if "" in ids:
             raise ValueError(
-                f"rows[{lacks}]: {one} is empty; give the new row an id that no node has"
+                f"rows[{ids.index('')}]: {id_column} is empty; give the new row an id that no node has"
             )
-        ids = [str(text) for text in texts]
-        new = dict(zip(ids, range(len(known), len(known) + len(ids))))
-        if len(new) < len(ids) or not ids:
+        if len(set(ids)) < len(ids) or not ids:
             raise ValueError("rows must have different ids, and there must be one row at least")
-        if (old := next((id for id in ids if id in known), None)) is not None:
+        if old := [id for id in ids if id in known]:
             raise ValueError(
-                f"rows: {old!r} is known already; ask for it by ids, or give the new row another id"
+                f"rows: {old[0]!r} is known already; ask for it by ids, or give the new row another id"
             )
-        ends = [[str(id) for id in self._encoder.texts(edges, end)] for end in (source, target)]
-        for number, pair in enumerate(zip(*ends)):
-            if (
-                lost := next((end for end in pair if end not in new and end not in known), None)
-            ) is not None:
+        numbers, others = dict(zip(ids, range(len(known), len(known) + len(ids)))), list[str]()
+        for place, edge in enumerate(edges):
+            ends = [tables.text_of(edge[end]) for end in (source, target)]
+            for end in ends:
+                if end not in numbers and end not in known:
+                    raise ValueError(
+                        f"edges[{place}]: {end!r:.100} is neither a known id nor that of a new row"
+                    )
+            own = [str(end) for end in ends if end not in numbers]
+            if len(own) == 2:
                 raise ValueError(
-                    f"edges[{number}]: {lost!r:.100} is neither a known id nor that of a new row"
+                    f"edges[{place}]: neither {own[0]!r:.100} nor {own[1]!r:.100} is a new row, and edges "
+                    "between known nodes are those of the training"
                 )
-            if pair[0] not in new and pair[1] not in new:
-                raise ValueError(
-                    f"edges[{number}]: neither {pair[0]!r:.100} nor {pair[1]!r:.100} is a new row, and "
-                    "edges between known nodes are those of the training"
-                )
-        numbers = np.array(
-            [[new[end] if end in new else known[end] for end in column] for column in ends],
-            np.int64,
-        ).reshape(2, len(edges))
-        x, terms = self._encoder.rows(rows, ends)
-        found, attr = self._encoder.edges(edges, numbers, range(len(known), len(known) + len(ids)))
-        return Asked(ids, neighborhood.NewNodes(x, found, attr, terms))
+            others += own
+        others = list(dict.fromkeys(others))
+        # The known ends of edges need a row too; its features are not read.
+        fillers = [{**rows[0], id_column: id} for id in others]
+        both = (
+            tables.to_table([*rows, *fillers], self.columns["rows"]),
+            tables.to_table(edges, self.columns["edges"]),
+        )
+        with written(both, run.config.data, run.folder, {}) as found:
+            asked = keys.replaced(GNNPredictConfig(str(run.folder)), found)
+            config = keys.replaced(run.config, new_data.choose(run, asked.data)).data
+            config.leave_labels()
+            part = open_other(config, self._learned, run.config.cache_dir)
+        place_of = torch.tensor([*numbers.values(), *(known[id] for id in others)])
+        ends = place_of[plain_edges(part.edge_index).long()]
+        is_own = (ends >= len(known)).any(0)  # not a self-loop of a known node
+        order = np.lexsort(ends[:, is_own].numpy())
+        attr = None if part.edge_attr is None else part.edge_attr[is_own][order]
+        terms = None
+        if TERMS[0] in self._data:
+            ptr = part[TERMS[0]][: len(ids) + 1]
+            terms = ptr, *(part[name][: int(ptr[-1])] for name in TERMS[1:])
+        return NewNodes(ids, part.x[: len(ids)].clone(), ends[:, is_own][:, order], attr, terms)
 
-    def _grow(self, asked: Asked | None) -> Graph:
-        """Put new nodes and their edges behind the graph of the training; none leave it as it is."""
-        own, num_known = self._graph, len(self._names)
-        grown = Graph(
-            **{name: value for name, value in own.to_dict().items() if name not in LEFT_OUT}
+    def take(self, new: NewNodes, max_neighbors: int | None = None) -> tuple[Graph, bool]:
+        """Take all that the predictions of new nodes read of the graph that has grown by them; these come first.
+
+        Args:
+            max_neighbors: edges of the graph that are taken of a known node, at most, drawn by a hash; none: all.
+
+        Returns:
+            A batch, and whether edges of known nodes are left out.
+
+        Raises:
+            ValueError: a new edge has a negative feature, and the simple method takes these for weights.
+        """
+        data, num_known, num_new = self._data, self._data.num_nodes, len(new.ids)
+        seeds = torch.arange(num_known, num_known + num_new)
+        hops = [max_neighbors or -1] * self._num_hops
+        if self.needs_graph:
+            seeds, hops = torch.cat([seeds, torch.arange(num_known)]), [max_neighbors or -1]
+        key = mix(self._run.config.seed + GOLDEN & MASK)
+        edge_index, nodes, place, is_bounded = self._sampler.sample_around(
+            seeds, key, hops, math.inf, new.edges
         )
-        if asked is None:
-            return grown
-        num_new = len(asked.ids)
-        grown.x, grown.num_nodes = torch.cat([own.x, asked.nodes.x]), num_known + num_new
-        grown.edge_index, order = sort_edges(
-            torch.cat([own.edge_index.as_tensor(), asked.nodes.edges], dim=1), grown.num_nodes
-        )
-        if own.edge_attr is not None and asked.nodes.edge_attr is not None:
-            grown.edge_attr = torch.cat([own.edge_attr, asked.nodes.edge_attr])[order]
-        empty = torch.zeros(num_new, own.y.size(1), dtype=own.y.dtype)
-        grown.y = torch.cat([own.y, empty.fill_(torch.nan) if own.y.is_floating_point() else empty])
+        known = nodes[num_new:]
+        batch = Graph(num_nodes=len(nodes), n_id=nodes, edge_index=edge_index)
+        batch.target = torch.arange(len(nodes)) < num_new
+        batch.x = self._features(nodes, new)
+        if data.edge_attr is not None and new.edge_attr is not None:
+            is_new = place >= len(data.edge_attr)
+            batch.edge_attr = data.edge_attr.new_empty(len(place), data.edge_attr.size(1))
+            batch.edge_attr[~is_new] = data.edge_attr[place[~is_new]]
+            batch.edge_attr[is_new] = new.edge_attr[place[is_new] - len(data.edge_attr)]
+        empty = torch.zeros(num_new, data.y.size(1), dtype=data.y.dtype)
+        if empty.is_floating_point():
+            empty.fill_(torch.nan)
+        batch.y = torch.cat([empty, data.y[known]])
         for mask in MASKS:
-            grown[mask] = torch.cat([own[mask], torch.zeros(num_new, dtype=torch.bool)])
-        if TERMS[0] in own:
-            terms = cast(sp.csr_array, asked.nodes.terms)
-            for name, values in zip(
-                TERMS, (own[TERMS[0]][-1].item() + terms.indptr[1:], terms.indices, terms.data)
-            ):
-                grown[name] = torch.cat([own[name], torch.from_numpy(values).to(own[name].dtype)])
-        return grown
+            batch[mask] = torch.cat([torch.zeros(num_new, dtype=torch.bool), data[mask][known]])
+        for name in ("metric", "num_categories", "out_channels"):
+            batch[name] = data[name]
+        if self._kept is not None and not self.needs_graph:
+            batch[WHOLE_MEAN] = self._mean
+            batch[WHOLE_DEGREE] = self._degrees(nodes, new)
+        if new.terms is not None:
+            ptr, *values = (data[name] for name in TERMS)
+            counts = [new.terms[0].diff(), ptr[known + 1] - ptr[known]]
+            first = torch.repeat_interleave(ptr[known] - counts[1].cumsum(0) + counts[1], counts[1])
+            found = first + torch.arange(len(first))
+            batch[TERMS[0]] = torch.cat([ptr.new_zeros(1), torch.cat(counts).cumsum(0)]).to(ptr)
+            for name, own, more in zip(TERMS[1:], values, new.terms[1:], strict=True):
+                batch[name] = torch.cat([more.to(own.dtype), own[found]])
+        return batch, is_bounded
+
+    @torch.no_grad()
+    def forward(self, batch: Graph) -> Float[Tensor, "num_new columns"]:
+        """Predict new nodes from what :meth:`take` returns; float32."""
+        setup, kept = self._setup, self._kept
+        config, task = setup.config, cast(NodeTask, setup.task)
+        if config.data.propagate:
+            batch.x, _ = propagate(batch, config.data.propagate, self._learned.hops)
+        own = None
+        if kept is not None:
+            read, asked = copy.copy(batch), None if self._reads_base else batch.target
+            if not self._reach.weights and not self.needs_graph:
+                read.edge_attr = (
+                    None  # trees would choose weights again, by the edges that are here
+                )
+            scores = apply(kept.fitted, read, task, asked)
+            own = task.from_learned(scores[batch.target])
+            if kept.share == 1:
+                return own
+            base = Base(kept.name, kept.title, scores, {}, kept.reads_labels, 0.0, {})
+            batch = cast(Graph, bases.show(config, batch, base, kept.moments))
+        with autocast(setup.device, config.train.precision):
+            rows = task.predict(setup.model, batch.to(setup.device))[1].float().cpu()
+        return rows if own is None or kept is None else fusion.mix(rows, own, kept.share)
+
+    def _features(self, nodes: Tensor, new: NewNodes) -> Tensor:
+        x, (num_new, width) = self._data.x, new.x.shape
+        found = x.new_empty(len(nodes), x.size(1))
+        found[:num_new, :width], found[num_new:] = new.x, x[nodes[num_new:]]
+        moments = self._learned.degrees
+        if moments is not None:
+            counts = torch.zeros(len(nodes), moments.size(1), dtype=torch.int64)
+            counts[num_new:] = self._counts[nodes[num_new:]].long()
+            for column, ends in enumerate(new.edges.flip(0)[: counts.size(1)]):
+                counts[:, column] += _sum_at(nodes, ends, torch.ones(len(ends))).long()
+            found[:, width:] = scale_degrees(counts.int().numpy(), moments)
+        return found
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        assert self._learned.degrees is not None
+        return torch.from_numpy(count_degrees(self._data, self._learned.degrees.size(1)))
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        return Labels(self._data, cast(NodeTask, self._setup.task)).mean(self._data.train_mask)
+
+    @cached_property
+    def _sums(self) -> Tensor:
+        """The sums of the weights of the edges of the graph that end at each node."""
+        ends, weights = plain_edges(self._data.edge_index)[1], self._weights(self._data)
+        return torch.bincount(ends, weights.double(), minlength=self._data.num_nodes).float()
+
+    def _weights(self, data: Data) -> Tensor:
+        """Return the weights of edges that the simple method reads."""
+        if self._reach.weights is None:
+            return torch.ones(data.edge_index.size(1))
+        weights = nth_weights(data, self._reach.weights)
+        if weights is None:
+            raise ValueError(
+                "edges: a feature of a new edge is negative, and the simple method of the run weighs edges by "
+                "their features, none of which was negative in the training"
+            )
+        return weights
+
+    def _degrees(self, nodes: Tensor, new: NewNodes) -> Tensor:
+        """Return the sums of the weights of all edges that end at some nodes, with the new edges."""
+        added = Graph(edge_index=new.edges, edge_attr=new.edge_attr, num_nodes=0)
+        found = _sum_at(nodes, new.edges[1], self._weights(added))
+        found[len(new.ids) :] += self._sums[nodes[len(new.ids) :]]
+        return found
+
+
+def _sum_at(nodes: Tensor, ends: Tensor, values: Tensor) -> Float[Tensor, " num_nodes"]:
+    """Sum values by the nodes where they end, all of which are among `nodes`, or are not read."""
+    order = nodes.argsort()
+    place = torch.searchsorted(nodes, ends, sorter=order).clamp(max=len(nodes) - 1)
+    there = nodes[order[place]] == ends
+    return torch.zeros(len(nodes)).index_add_(0, order[place[there]], values[there])
+
+
+def _copy(own: Graph) -> Graph:
+    return Graph(**{name: value for name, value in own.to_dict().items() if name not in LEFT_OUT})
 
 
 def _why_not(run: SavedRun[GNNConfig]) -> str | None:
@@ -368,37 +452,3 @@ def _why_not(run: SavedRun[GNNConfig]) -> str | None:
     if not config.evaluation.is_exact:
         return f"evaluation={config.evaluation.method} is random, and they need evaluation=exact"
     return new_data.why_not(config, 0.0)
-
-
-def _check_row(place: str, row: object, columns: Sequence[str]) -> None:
-    """Refuse a row that is no object, lacks a column, has another one, or holds a cell that is no single value."""
-    if not isinstance(row, Mapping):
-        raise ValueError(f"{place} must be an object with the columns {', '.join(columns)}")
-    if (
-        len(row) == len(columns)
-        and all(name in row for name in columns)
-        and all(
-            cell is None
-            or type(cell) in (int, float, bool)
-            or type(cell) is str
-            and cell.isprintable()
-            for cell in row.values()
-        )
-    ):
-        return  # as nearly all are, in a fifth of the time
-    if missing := [name for name in columns if name not in row]:
-        raise ValueError(f"{place} lacks the column {missing[0]!r}; write null for an empty cell")
-    for name, cell in row.items():
-        if name not in columns:
-            raise ValueError(
-                f"{place} has the column {name!r:.100}, which the model does not read; it reads "
-                f"{', '.join(columns)}"
-            )
-        if cell is not None and type(cell) not in (str, int, float, bool):
-            raise ValueError(
-                f"{place}: the cell of {name} must be a text, a number or null, and is {cell!r:.50}"
-            )
-        if type(cell) is str and any(
-            letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in cell
-        ):
-            raise ValueError(f"{place}: the cell of {name} holds a letter that no text has")

@@ -1,5 +1,6 @@
 """Sets up what is trained on one graph."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,3 +106,18 @@ class Setup(Part[GNNConfig]):
     def table(self) -> NodeTable | None:
         """The learned node features; None where the model sees those of the data."""
         return build_table(self.config, self.data, self.device)
+
+    def inputs(self) -> Data:
+        """Return the inputs of the network: ``x``, ``edge_index``, ``edge_attr``, and of graphs ``ptr``."""
+        data, table = copy.copy(self.data), self.table
+        data.n_id = torch.arange(data.num_nodes)
+        if table is not None:
+            data = table.attach(data, torch.device("cpu"))
+        found = Data(
+            x=self.kind.inputs(data, self.task),
+            edge_index=torch.as_tensor(data.edge_index).long(),
+            edge_attr=data.edge_attr,
+        )
+        if not self.kind.is_one_graph:
+            found.ptr = data.ptr
+        return found

@@ -1,6 +1,5 @@
 """A run that stays open: its data, its model, and one prediction of everything, of which each question takes its rows."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +26,6 @@ from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.newcomers import Newcomers
 from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
 from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
-from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
@@ -281,8 +279,8 @@ class Warm:
         return Network(self._setup.model, cast(NodeTask, self._setup.task))
 
     def inputs(self) -> Data:
-        """Return the inputs of the network; see :func:`inputs_of`."""
-        return inputs_of(self._setup)
+        """Return a copy of the inputs of the network; see :meth:`Setup.inputs`."""
+        return self._setup.inputs().clone()
 
     def _refuse_pairs(self, pairs: object) -> None:
         """Refuse pairs of nodes for a model of labels, and a model of links without them."""
@@ -314,19 +312,3 @@ class Warm:
                 f"{', '.join(map(str, self.ids[:3]))}, ..."
             )
         return self._own.start + torch.tensor(found, dtype=torch.int64)
-
-
-def inputs_of(setup: Setup) -> Data:
-    """Return the inputs of a network: ``x``, ``edge_index``, ``edge_attr``, and of graphs ``ptr``."""
-    data, table = copy.copy(setup.data), setup.table
-    data.n_id = torch.arange(data.num_nodes)
-    if table is not None:
-        data = table.attach(data, torch.device("cpu"))
-    found = Data(
-        x=setup.kind.inputs(data, setup.task),
-        edge_index=torch.as_tensor(data.edge_index).long(),
-        edge_attr=data.edge_attr,
-    )
-    if not setup.kind.is_one_graph:
-        found.ptr = data.ptr
-    return found

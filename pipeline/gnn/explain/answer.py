@@ -35,10 +35,9 @@ class Explanation:
         columns: ``column``, ``value`` and ``share`` of the columns of the node, or of all nodes of a graph.
         neighbours: ``id``, ``type``, ``hops``, ``relation``, ``label``, ``share`` of all its columns, ``drop``,
             ``prediction`` without it, and ``columns``, the three largest of them.
-        edges: ``source``, ``target``, ``relation``, ``hops``, ``share`` of its features, ``drop``, ``prediction``
-            without it, and ``columns``.
+        edges: ``source``, ``target``, ``relation``, ``hops``, ``drop`` and ``prediction`` without it.
         base: ``method``, ``part`` of the mixture and ``share`` of the simple method; empty without one.
-        totals: the sums of the shares of all columns of the node, of all neighbours, of all edges and of the method.
+        totals: the sums of the shares of all columns of the node, of all neighbours and of the method.
         without: the prediction without all of the edges that are named; none without edges.
         notes: what the reader has to know.
         atoms: the share of each atom, where the id is a molecule's SMILES.

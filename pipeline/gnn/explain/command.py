@@ -3,12 +3,10 @@
 import numpy as np
 import torch
 
-from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.config import ExplainConfig
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
-from parallel_epochs.pipeline.gnn.explain.scene import Removed
-from parallel_epochs.pipeline.gnn.explain.score import Score
+from parallel_epochs.pipeline.gnn.explain.score import STEPS, Score
 from parallel_epochs.pipeline.gnn.warm import Warm
 from parallel_epochs.pipeline.names import WHY
 from parallel_epochs.pipeline.run import files, pulse
@@ -28,22 +26,18 @@ def explain(run: SavedRun[GNNConfig], asked: ExplainConfig) -> None:
     warm = Warm(run, None, {})
     if asked.check:
         print(check(warm, asked))
-        return
-    if asked.examples is not None:
+    elif asked.examples is not None:
         files.write_json(run.folder / WHY, explain_examples(warm, asked))
         print(f"wrote {run.folder / WHY}, which the report of the run shows")
-        return
-    found = warm.explain(
-        asked.node if asked.pair is None else asked.pair.split(","),
-        asked.top,
-        asked.label,
-        "node" if asked.pair is None else "pair",
-    )
-    if asked.output is None:
-        print(found)
     else:
-        found.write(asked.output)
-        print(f"{found.summary}\nwrote {asked.output}")
+        of_pair = asked.pair is not None
+        id = asked.pair.split(",") if asked.pair is not None else asked.node
+        found = warm.explain(id, asked.top, asked.label, "pair" if of_pair else "node")
+        if asked.output is None:
+            print(found)
+        else:
+            found.write(asked.output)
+            print(f"{found.summary}\nwrote {asked.output}")
 
 
 def explain_examples(warm: Warm, asked: ExplainConfig) -> dict[str, list[dict]]:
@@ -52,100 +46,70 @@ def explain_examples(warm: Warm, asked: ExplainConfig) -> dict[str, list[dict]]:
     Of values, those with the smallest and with the largest errors are taken. A row of several tasks is right if the
     likeliest task is.
     """
+    explainer = warm.explainer
     rows = stream("explanations", 0).permutation(warm.test_rows)
     error = warm.errors(torch.from_numpy(rows))
     rows, error = rows[~np.isnan(error)], error[~np.isnan(error)]
-    order, is_value = np.argsort(error, kind="stable"), warm.explainer.tables.are_values
-    num_right = len(rows) // 2 if is_value else int((error == 0).sum())
-    chosen = {"right": order[:num_right], "wrong": order[num_right:][::-1]}
-    return {
-        which: [
-            _example(warm.explainer, row, asked) for row in rows[places[: asked.examples]].tolist()
-        ]
-        for which, places in chosen.items()
-    }
-
-
-def _example(explainer: Explainer, row: int, asked: ExplainConfig) -> dict:
-    pulse.renew()
-    found = explainer.explain(row, str(explainer.tables.ids[row]), top=asked.top, label=asked.label)
-    return found.to_dict() | {"truth": explainer.tables.label_of(row)}
+    order = rows[np.argsort(error, kind="stable")]
+    num_right = len(rows) // 2 if explainer.are_values else int((error == 0).sum())
+    found = dict[str, list[dict]]()
+    for which, chosen in (("right", order[:num_right]), ("wrong", order[num_right:][::-1])):
+        found[which] = []
+        for row in chosen[: asked.examples].tolist():
+            pulse.renew()
+            one = explainer.explain(row, str(explainer.ids[row]), top=asked.top, label=asked.label)
+            found[which].append(one.to_dict() | {"truth": explainer.label_of(row)})
+    return found
 
 
 def check(warm: Warm, asked: ExplainConfig) -> str:
-    """Measure what predictions of the test lose without the edges that are named, and without as many at random.
+    """Measure what predictions of the test lose without the edges that are named, and without random ones as near.
 
-    The harder comparison draws edges that are as many steps from the row as those that are named. Rows with fewer than
-    twice as many edges of their own are left out: nearly all of these would be named.
+    Rows with fewer than twice as many edges of their own are left out: nearly all of these would be named.
     """
-    rng, rows, num_few, data = (
-        stream("explanations", 0),
-        list[list[float]](),
-        0,
-        warm.explainer.setup.data,
-    )
-    enough = (
-        torch.bincount(plain_edges(data.edge_index)[1].long(), minlength=data.num_nodes)
-        >= 2 * asked.top
-    )
+    rng, top, rows, num_few = stream("explanations", 0), asked.top, list[tuple](), 0
     for row in rng.permutation(warm.test_rows).tolist():
         if len(rows) == asked.num_checked:
             break
-        found = (
-            compare(warm.explainer, row, asked.top, rng) if "ptr" in data or enough[row] else None
-        )
-        num_few += found is None
-        rows += [] if found is None else [found]
         pulse.renew()
+        found = compare(warm.explainer, row, top, rng)
+        if found is None:
+            num_few += 1
+        else:
+            rows.append(found)
     if not rows:
-        return f"no row of the test has {2 * asked.top} edges: give a smaller top"
-    before, *others = np.array(rows).T
-    losses = [before - after for after in others]
-    if warm.explainer.tables.are_values:
-        losses = [abs(loss) for loss in losses]
+        return f"no row of the test has {2 * top} edges: give a smaller top"
+    predicted, named, near = np.array(rows).T
     lines = [
-        f"{len(rows)} rows of the test that have at least {2 * asked.top} edges ({num_few} with fewer left out), "
-        f"{asked.top} edges each; prediction {before.mean():.4f}"
+        f"{len(rows)} rows of the test that have at least {2 * top} edges ({num_few} with fewer left out), "
+        f"{top} edges each; prediction {predicted.mean():.4f}"
     ]
-    for what, loss in zip(
-        ("the named edges", "random edges as near to the row", "random edges of all that it reads"),
-        losses,
-        strict=True,
-    ):
+    for what, after in (("the named edges", named), ("random edges as near to the row", near)):
+        loss = predicted - after
+        if warm.explainer.are_values:
+            loss = np.abs(loss)
         error = loss.std(ddof=1) / len(rows) ** 0.5 if len(rows) > 1 else np.nan
         lines.append(f"loss without {what} {loss.mean():.4g} (standard error {error:.2g})")
-        if loss is not losses[0] and loss.mean() > 0:
-            lines[-1] += f": the named lose {losses[0].mean() / loss.mean():.1f} times as much"
     return "\n".join(lines)
 
 
 def compare(
     explainer: Explainer, row: int, top: int, rng: np.random.Generator
-) -> list[float] | None:
-    """Return a prediction, that without the edges that are named, without random ones that are as near to the row, and
-    without random ones of all that it reads; none if the row has few edges.
+) -> tuple[float, float, float] | None:
+    """Return a prediction, that without the named edges, and the mean without random ones that are as many steps away;
+    none if the row has few edges.
     """
-    scene = explainer.scene(row)
-    hop = scene.hop_of_links.cpu().numpy()
+    score = Score(explainer.run, row)
+    hop = score.view.hop_of_links.cpu().numpy()
     if (hop == 0).sum() < 2 * top:
         return None
-    score = Score(explainer.setup, explainer.simple, scene, row)
-    links = explainer.name_links(score, top)
-    near = [
-        [
-            link
+    tried = explainer.try_links(score, score.integrate(STEPS[:1]).nodes.sum(1), top)
+    links = [one.what for one in tried[:top]]
+    near = list[float]()
+    for _ in range(DRAWS):
+        drawn = [
+            rng.choice(np.flatnonzero(hop == step), number, replace=False)
             for step, number in zip(*np.unique(hop[links], return_counts=True))
-            for link in rng.choice(np.flatnonzero(hop == step), number, replace=False).tolist()
         ]
-        for _ in range(DRAWS)
-    ]
-    all_ = [rng.choice(len(hop), top, replace=False).tolist() for _ in range(DRAWS)]
-    lowered = [
-        one.lowered for one in score.without([Removed(links=one) for one in (links, *near, *all_)])
-    ]
-    return [
-        score.prediction,
-        lowered[0],
-        float(np.mean(lowered[1 : 1 + DRAWS])),
-        float(np.mean(lowered[1 + DRAWS :])),
-    ]
+        near.append(score.without(links=np.concatenate(drawn).tolist()).lowered)
+    return score.prediction, score.without(links=links).lowered, float(np.mean(near))

@@ -1,7 +1,6 @@
 """Explanations against exact references: closed forms of linear models, and graphs that are rebuilt without an edge."""
 
 import base64
-import copy
 import json
 import re
 import sys
@@ -17,13 +16,11 @@ import parallel_epochs as pe
 from parallel_epochs.pipeline.command import arguments, cli
 from parallel_epochs.pipeline.config import ExplainConfig
 from parallel_epochs.pipeline.data.column_names import ATOMS
-from parallel_epochs.pipeline.gnn import fusion, link_fusion
+from parallel_epochs.pipeline.gnn import bases, fusion, link_fusion
 from parallel_epochs.pipeline.gnn.explain import command
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
-from parallel_epochs.pipeline.gnn.explain.gradients import integrate
-from parallel_epochs.pipeline.gnn.explain.scene import Removed
 from parallel_epochs.pipeline.gnn.explain.score import Score
-from parallel_epochs.pipeline.graph.pairs import keep_edges
+from parallel_epochs.pipeline.gnn.explain.view import without
 from parallel_epochs.scripts.report.document import page
 from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers.purchases import write_purchases
@@ -82,50 +79,32 @@ def train(tmp_path_factory):
         ),
     ],
 )
-def test_a_copy_without_an_edge_is_the_graph_rebuilt_without_it(train, model):
+def test_a_view_without_an_edge_is_the_graph_rebuilt_without_it(train, model):
     opened = train(**model)
-    warm, inputs, network = opened._open(), opened.prepare(), opened.module()
-    scene = warm.explainer.scene(7)
-    found = scene.without(
-        [
-            Removed(),
-            *(Removed(links=[link]) for link in range(scene.num_links)),
-            Removed(nodes=[int(scene.edges[0, 0])]),
-        ]
-    )
-    names = scene.data.n_id
-    for link, row in enumerate(found[:-1], start=-1):
-        pairs = {tuple(pair) for pair in names[scene.edges[:, scene.link == link]].t().tolist()}
-        pairs |= {pair[::-1] for pair in pairs}
+    explainer, inputs, network = opened._open().explainer, opened.prepare(), opened.module()
+    view = Score(explainer.run, 7).view
+    names = view.data.n_id[view.edges]
+    for link in [-1, *range(int(view.link.max()) + 1)]:
+        own = names[:, view.link == link]
+        pairs = {tuple(pair) for pair in [*own.t().tolist(), *own.flip(0).t().tolist()]}
         kept = torch.tensor([tuple(pair) not in pairs for pair in inputs.edge_index.t().tolist()])
         rebuilt = network(inputs.x, inputs.edge_index[:, kept], inputs.edge_attr[kept])
+        (row,) = view.network(without(view.data, view.link == link))
         torch.testing.assert_close(row, rebuilt[7], rtol=1e-5, atol=1e-6)
-    kept = (inputs.edge_index != names[scene.edges[0, 0]]).all(0)
-    torch.testing.assert_close(
-        found[-1],
-        network(inputs.x, inputs.edge_index[:, kept], inputs.edge_attr[kept])[7],
-        rtol=1e-5,
-        atol=1e-6,
-    )
 
 
-def test_shares_of_a_linear_model_are_weights_times_differences(train):
+def test_shares_of_a_linear_model_are_weights_times_differences(train, monkeypatch):
     opened = train(model="pyg", conv="SAGEConv", num_layers=1, norm_last=False)
     explainer, inputs, network = opened._open().explainer, opened.prepare(), opened.module()
-    scene, mean = explainer.scene(7), inputs.x.double().mean(0).float()
-
-    class Linear(Score):
-        def of(self, rows, base):
-            return rows[:, self._column]  # a logit is linear in the features; log odds are not
-
-    score = Linear(explainer.setup, explainer.simple, scene, 7, "Ulm")
-    nodes, _, _, end, start = integrate(explainer.means, score)
-    x = inputs.x.clone().requires_grad_()
+    # A logit is linear in the features; log odds are not.
+    monkeypatch.setattr(Score, "_of", lambda self, rows: rows[0, self._column])
+    score = Score(explainer.run, 7, "Ulm")
+    nodes, _, end, start = score.integrate()
+    x, mean = inputs.x.clone().requires_grad_(), inputs.x.double().mean(0).float()
     logit = network(x, inputs.edge_index, inputs.edge_attr)[7, 2]
     (weight,) = torch.autograd.grad(logit, x)
-    torch.testing.assert_close(
-        nodes, ((inputs.x - mean) * weight)[scene.data.n_id], rtol=1e-3, atol=1e-5
-    )
+    expected = ((inputs.x - mean) * weight)[score.view.data.n_id]
+    torch.testing.assert_close(nodes, expected, rtol=1e-3, atol=1e-5)
     assert end == pytest.approx(float(logit.detach()), abs=1e-5)
     assert float(nodes.sum()) == pytest.approx(end - start, abs=1e-4)
 
@@ -210,6 +189,7 @@ def test_a_node_alone_has_an_explanation_of_its_own_columns(tmp_path):
     assert found.without is None and found.totals["neighbours"] == 0
 
 
+@pytest.mark.parametrize("candidate", ["network", "offset"])
 @pytest.mark.parametrize(
     "base",
     [
@@ -217,39 +197,35 @@ def test_a_node_alone_has_an_explanation_of_its_own_columns(tmp_path):
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("diffusion", "linear", "trees")),
     ],
 )
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_the_simple_method_is_scored_again_on_the_graph_without_an_edge(train, base, share):
-    opened = train(model="deepergcn", base=base)
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
+def test_a_drop_is_that_of_the_whole_answer_without_the_edge(train, base, candidate, share):
+    opened = train(model="deepergcn", base=base, candidate=candidate)
     warm = opened._open()
-    setup, kept = warm._setup, fusion.read_kept(opened.run)
-    explainer = Explainer(setup, replace(kept, share=share), warm._predicted.ids)
+    setup, kept = warm._setup, replace(fusion.read_kept(opened.run), share=share)
+    explainer, ids = Explainer(setup, kept, warm._predicted.ids), list(warm._predicted.ids)
     row = int(setup.data.test_mask.nonzero()[0, 0])
     found = explainer.explain(row, "it", top=60)
     assert found.is_complete and not any("stay as they are" in note for note in found.notes)
-    assert ("the simple method alone answers: its columns" in str(found)) == (share == 1)
-    rows, scene = opened.module(), explainer.scene(row)
+    assert ("the simple method alone answers" in str(found)) == (share == 1)
+
+    def answer(data):
+        base = fusion.score_other(kept, data, setup.task)
+        shown = bases.show(setup.config, data, base, kept.moments)
+        network = opened.module()(shown.x, shown.edge_index.as_tensor(), shown.edge_attr)[row]
+        return fusion.mix(network, base.rows[row], share).detach().softmax(0)
+
+    whole, place = setup.bare or setup.data, opened.classes.index(found.label)
+    src, dst = whole.edge_index.as_tensor()
     for edge in found.edges.head(3).itertuples():
-        ends = [
-            int(np.flatnonzero(warm._predicted.ids == name)[0])
-            for name in (edge.source, edge.target)
-        ]
-        src, dst = setup.data.edge_index.as_tensor()
-        kept_edges = ~torch.isin(
-            src * 60 + dst, torch.tensor([ends[0] * 60 + ends[1], ends[1] * 60 + ends[0]])
+        first, second = ids.index(edge.source), ids.index(edge.target)
+        gone = ((src == first) & (dst == second)) | ((src == second) & (dst == first))
+        assert edge.prediction == pytest.approx(
+            float(answer(without(whole, gone))[place]), abs=1e-4
         )
-        data = copy.copy(setup.data)
-        data.edge_index = keep_edges(setup.data.edge_index, kept_edges.nonzero().squeeze(1))
-        data.edge_attr = setup.data.edge_attr[kept_edges]
-        network = rows(data.x, data.edge_index.as_tensor(), data.edge_attr)[row]
-        answer = fusion.mix(network, fusion.score_other(kept, data, setup.task).rows[row], share)
-        place = opened.classes.index(found.label)
-        assert edge.prediction == pytest.approx(float(answer.detach().softmax(0)[place]), abs=1e-4)
-    assert scene.num_links >= len(found.edges) > 3 and abs(found.edges["drop"]).max() > 0
+    assert len(found.edges) > 3 and abs(found.edges["drop"]).max() > 0
     if share == 1 and base in ("linear", "trees"):
-        assert (
-            set(found.columns["column"]) <= {"age", "job", "degree"}
-            and abs(found.columns["drop"]).max() > 0
-        )
+        assert set(found.columns["column"]) <= {"age", "job", "degree"}
+        assert abs(found.columns["drop"]).max() > 0
 
 
 def test_what_has_no_explanation_says_so(train, tmp_path):
@@ -285,46 +261,30 @@ def test_examples_are_explained_for_the_report(train):
     assert f"{record['wrong'][0]['id']}: predicted" in shown
 
 
-def test_fidelity_is_measured_beside_random_edges_at_the_same_distance(train):
+def test_named_edges_are_compared_with_random_ones_at_the_same_distance(train):
     warm = train(model="deepergcn")._open()
     asked = ExplainConfig(run="it", check=True, top=2, num_checked=3)
     found = command.check(warm, asked)
-    assert found == command.check(warm, asked) and re.match(
-        r"3 rows of the test that have at least 4 edges \(\d+ with fewer left out\), 2 edges each; ",
-        found,
-    )
-    assert all(
-        line.startswith(f"loss without {what} ")
-        for line, what in zip(
-            found.splitlines()[1:],
-            (
-                "the named edges",
-                "random edges as near to the row",
-                "random edges of all that it reads",
-            ),
-            strict=True,
-        )
-    )
-    assert (
-        command.check(warm, replace(asked, top=40))
-        == "no row of the test has 80 edges: give a smaller top"
-    )
-    explainer, drawn, row = warm.explainer, [], int(warm.test_rows[0])
-    scene = explainer.scene(row)
-    score = Score(explainer.setup, explainer.simple, scene, row)
+    assert found == command.check(warm, asked)
+    first, named, near = found.splitlines()
+    assert re.match(r"3 rows of the test that have at least 4 edges \(\d+ with fewer", first)
+    assert named.startswith("loss without the named edges ")
+    assert near.startswith("loss without random edges as near to the row ")
+    few = command.check(warm, replace(asked, top=40))
+    assert few == "no row of the test has 80 edges: give a smaller top"
+    drawn, row = [], int(warm.test_rows[0])
 
     class Spy:
         def choice(self, links, number, replace):
             drawn.append((links, number))
-            return np.random.default_rng(0).choice(links, number, replace=replace)
+            return links[:number]
 
-    command.compare(explainer, row, 2, Spy())
-    named = scene.hop_of_links[explainer.name_links(score, 2)]
-    near = [(links, number) for links, number in drawn if not isinstance(links, int)]
-    assert sum(number for _, number in near) == 2 * command.DRAWS
-    for links, number in near:
-        (hop,) = scene.hop_of_links[links].unique()
-        assert number == (named == hop).sum() and len(links) == (scene.hop_of_links == hop).sum()
+    command.compare(warm.explainer, row, 2, Spy())
+    hop = Score(warm.explainer.run, row).view.hop_of_links
+    assert sum(number for _, number in drawn) == 2 * command.DRAWS
+    for links, _ in drawn:
+        (step,) = hop[links].unique()
+        assert len(links) == (hop == step).sum()
 
 
 @pytest.mark.parametrize("base", ["linear", pytest.param("earlier", marks=pytest.mark.slow)])
@@ -389,7 +349,7 @@ def test_links_say_what_a_simple_method_has_of_the_answer(share, tmp_path):
     ).model
     warm = model._open()
     explainer, task = warm.explainer, warm._setup.task
-    explainer.simple.kept = kept = replace(explainer.simple.kept, share=share)
+    explainer.run.kept = kept = replace(explainer.run.kept, share=share)
     link_fusion.answer_with(task, kept, warm._setup.data)
     found, (score,) = (
         model.explain(("p1", "p2")),

@@ -1,0 +1,190 @@
+"""The part of a graph that one prediction reads, which is predicted again with other features or without edges."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch_geometric.data import Data
+
+from parallel_epochs.models.edge_index import from_csc, plain_edges
+from parallel_epochs.models.networks.link_predictor import LinkModel
+from parallel_epochs.models.networks.reach import count_hops
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.relation import reverses_of
+from parallel_epochs.pipeline.gnn import neighborhood
+from parallel_epochs.pipeline.gnn.loaders.snapshots import take_snapshot
+from parallel_epochs.pipeline.gnn.setup import Setup
+from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
+from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
+from parallel_epochs.pipeline.graph.edges import transpose
+from parallel_epochs.pipeline.graph.pairs import keep_edges
+from parallel_epochs.pipeline.names import SNAPSHOT
+
+
+@dataclass(frozen=True)
+class View:
+    """The nodes and edges that one prediction reads.
+
+    Attributes:
+        data: a batch of them; ``x`` is what the model reads.
+        edges: sources and destinations.
+        link: number of the link that each edge belongs to: both directions of an undirected edge are one link.
+        targets: the nodes that are predicted, or that are the ends of the pair; all nodes of a graph.
+        hop: steps from a target to each node, against the edges.
+        network: computes the network's answer, [1, columns].
+    """
+
+    data: Data
+    edges: Int[Tensor, "2 num_edges"]
+    link: Int[Tensor, " num_edges"]
+    targets: Int[Tensor, " num_targets"]
+    hop: Int[Tensor, " num_nodes"]
+    network: Callable[[Data], Tensor]
+
+    @property
+    def hop_of_links(self) -> Int[Tensor, " num_links"]:
+        """Steps from a target to the nearer end of each link: 0 for those that enter a target."""
+        num_links = int(self.link.max()) + 1 if len(self.link) else 0
+        far = torch.full((num_links,), self.data.num_nodes, device=self.link.device)
+        return far.scatter_reduce(0, self.link, self.hop[self.edges[1]], "amin")
+
+
+def without(data: Data, gone: Bool[Tensor, " num_edges"]) -> Data:
+    """Return a graph that lacks some edges."""
+    found, kept = copy.copy(data), (~gone).nonzero().squeeze(1)
+    found.edge_index = keep_edges(data.edge_index, kept)
+    for key in ("edge_attr", "edge_time"):
+        if data.get(key) is not None:
+            found[key] = data[key].index_select(0, kept)
+    return found
+
+
+def link_keys(
+    data: Graph, edges: Int[Tensor, "2 num_edges"], edge_attr: Tensor | None
+) -> Int[Tensor, " num_edges"]:
+    """Return a number of each edge of a graph, which the edges between two nodes in a relation and its reverse share."""
+    key = torch.zeros_like(edges[0])
+    if not data.types.homogeneous:
+        reverse = reverses_of(data.types.relations)
+        forward = [reverse.get(number, number) for number in range(len(data.types.relations))]
+        key = torch.tensor(forward, device=key.device)[cast(Tensor, edge_attr)[:, 0].long()]
+    return (key * data.num_nodes + edges.amin(0)) * data.num_nodes + edges.amax(0)
+
+
+def view_of(setup: Setup, x: Tensor, number: int | Sequence[int]) -> View:
+    """Take what the prediction of a node, of a graph, or of a pair of nodes reads.
+
+    Args:
+        x: what the network reads of each node.
+    """
+    if isinstance(number, Sequence):
+        return _of_pair(setup, x, number)
+    return _of_graph(setup, x, number) if "ptr" in setup.data else _of_node(setup, x, number)
+
+
+def _of_node(setup: Setup, x: Tensor, node: int) -> View:
+    data, task = setup.data, cast(NodeTask, setup.task)
+    if SNAPSHOT in data:  # a row of a label table reads the graph of its time
+        first = data.types.nodes_of(cast(str, data.types.labelled)).start
+        data = take_snapshot(data, int(data[SNAPSHOT][node - first]))
+        node = int((data.n_id == node).nonzero())
+    alone, model = task.alone(), setup.model
+    return _take(setup, x, data, [node], lambda batch: alone.predict(model, batch)[1])
+
+
+def _of_pair(setup: Setup, x: Tensor, pair: Sequence[int]) -> View:
+    task, model = cast(LinkTask, setup.task), cast(LinkModel, setup.model)
+    mixture = cast(Any, task.mixture)
+
+    def network(batch: Data) -> Tensor:
+        h = model(batch.x, batch.edge_index, batch.edge_attr)
+        paths = model.find_paths(task.links_of(batch, model), batch.num_nodes)
+        logits = model.decode(h, batch.places, paths)
+        if mixture is not None and 0 < mixture.share < 1:  # the simple method's score stays
+            chosen = torch.tensor([pair])
+            logits = mixture.answer(
+                lambda: logits, lambda scorer: scorer.of_pairs(chosen).to(logits), of_test=True
+            )
+        return logits.unsqueeze(1)
+
+    data = setup.data if task.test_data is None else task.test_data
+    return _take(setup, x, data, list(pair), network, model.predictor.reads_index)
+
+
+def _of_graph(setup: Setup, x: Tensor, number: int) -> View:
+    data, alone, model = setup.data, cast(NodeTask, setup.task).alone(), setup.model
+    first, last = data.ptr[number : number + 2].tolist()
+    indptr, _ = data.edge_index.get_csc()[0]
+    position = slice(int(indptr[first]), int(indptr[last]))
+    edge_attr = None if data.edge_attr is None else data.edge_attr[position]
+    edges = plain_edges(data.edge_index)[:, position].long() - first
+    local = Data(
+        num_nodes=last - first,
+        n_id=torch.arange(first, last),
+        edge_attr=edge_attr,
+        ptr=torch.tensor([0, last - first]),
+        graph_id=torch.zeros(1, dtype=torch.int64),
+        target=torch.ones(1, dtype=torch.bool),
+        train_mask=torch.ones(1, dtype=torch.bool),
+        edge_index=transpose(from_csc(edges, indptr[first : last + 1] - indptr[first])),
+    )
+
+    return _build(
+        setup, x, local, range(last - first), lambda batch: alone.predict(model, batch)[1]
+    )
+
+
+def _take(
+    setup: Setup,
+    x: Tensor,
+    data: Data,
+    nodes: Sequence[int],
+    network: Callable[[Data], Tensor],
+    reads_all: bool = False,
+) -> View:
+    """Take the neighbourhood of some nodes, or the whole graph where it has no bound."""
+    num_hops, reason = count_hops(setup.kind.encoder(setup.model))
+    if reads_all or reason:
+        local = copy.copy(data)
+        local.n_id = torch.arange(data.num_nodes)
+        local.target = torch.isin(local.n_id, torch.tensor(nodes))
+    else:
+        local = cast(Data, neighborhood.take(data, torch.tensor(nodes), num_hops))
+        nodes = range(len(nodes))
+    if data is not setup.data:
+        local.n_id = data.n_id[local.n_id]
+    return _build(setup, x, local, nodes, network)
+
+
+def _build(
+    setup: Setup,
+    x: Tensor,
+    local: Data,
+    nodes: Sequence[int],
+    network: Callable[[Data], Tensor],
+) -> View:
+    setup.model.eval()
+    edges = plain_edges(local.edge_index).long()
+    link = torch.unique(
+        link_keys(setup.data, local.n_id[edges], local.edge_attr), return_inverse=True
+    )[1]
+    local.places = torch.tensor(nodes).unsqueeze(0)
+    if SNAPSHOT in setup.data:
+        local.x = cast(NodeTask, setup.task).inputs(local, local.train_mask)
+    else:
+        local.x = x[local.n_id]
+    hop = torch.full((local.num_nodes,), local.num_nodes)
+    reached = torch.tensor(nodes, dtype=torch.int64)
+    hop[reached] = 0
+    for step in range(1, local.num_nodes):
+        found = edges[0][torch.isin(edges[1], reached)].unique()
+        reached = found[hop[found] > step]
+        if not len(reached):
+            break
+        hop[reached] = step
+    parts = (each.to(setup.device) for each in (edges, link, torch.tensor(nodes), hop))
+    return View(local.to(setup.device), *parts, network)
