@@ -1,11 +1,13 @@
 """Partitions, loaders and the exchange of gradients for loops of your own: pe.partition, pe.ClusterLoader,
-pe.NeighborLoader and pe.GradientSync.
+pe.NeighborLoader and pe.GradientSync. The batches and the exchange are those of the training.
 """
 
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, distributed as dist
@@ -14,12 +16,12 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import plain_edges
-from parallel_epochs.pipeline.graph import subgraph
+from parallel_epochs.pipeline.gnn.loaders import cluster, neighbor
 from parallel_epochs.pipeline.graph.edges import sort_edges, with_reverse
 from parallel_epochs.pipeline.graph.partition import assignment
 from parallel_epochs.pipeline.graph.partitioner import PARTITIONS, Partitioner
-from parallel_epochs.pipeline.graph.sampling import NeighborSampler
 from parallel_epochs.pipeline.run.ranks import Ranks
+from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.sync import GradientSync as Exchange
 
@@ -59,64 +61,41 @@ def _partitioner(edges: EdgeIndex, num_parts: int, method: str, seed: int) -> Pa
     if method not in METHODS:
         raise ValueError(f"method={method!r} is unknown; choose one of {', '.join(METHODS)}")
     most = edges.get_sparse_size(1)
-    num_parts, seed = _whole("num_parts", num_parts, 1, most, " nodes"), _whole("seed", seed)
+    if _whole("num_parts", num_parts, 1) > most:
+        raise ValueError(f"num_parts={num_parts}, and there are {most:,} nodes")
     if method != "random":
-        edges = with_reverse(plain_edges(edges), edges.get_sparse_size(1))
-    return Partitioner(edges, name=method, num_parts=num_parts, seed=seed)
+        edges = with_reverse(plain_edges(edges), most)
+    return Partitioner(edges, name=method, num_parts=int(num_parts), seed=_whole("seed", seed))
 
 
-def _whole(
-    name: str, value: object, least: int = 0, most: int | None = None, unit: str = ""
-) -> int:
-    """Read an argument that is a whole number.
-
-    Raises:
-        ValueError: it is none, or out of range.
-    """
+def _whole(name: str, value: Any, least: int = 0) -> int:
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)
     except TypeError:
         number = least - 1
-    if isinstance(value, bool) or number < least or most is not None and number > most:
-        allowed = (
-            f"number of at least {least}"
-            if most is None
-            else f"number from {least} to the {most:,}{unit}"
-        )
-        raise ValueError(f"{name}={value!r} must be a whole {allowed}")
+    if isinstance(value, bool) or number < least:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
     return number
 
 
-def _integers(name: str, values: object, shape: str) -> Tensor:
-    """Read an argument that holds whole numbers or a mask: a tensor, an array or a list.
-
-    Raises:
-        ValueError: it holds other values.
-    """
-    try:
-        found = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(
-            f"{name} must hold integers of shape {shape}, not a {type(values).__name__}"
-        ) from None
-    if found.dim() != 1 + shape.count(",") or found.is_floating_point() or found.is_complex():
-        raise ValueError(
-            f"{name} must hold integers of shape {shape}, not {found.dtype} of shape {list(found.shape)}"
-        )
+def _integers(name: str, values: Any) -> Tensor:
+    """Read an argument that holds whole numbers or a mask."""
+    found = torch.as_tensor(values)
+    if found.is_floating_point():
+        raise ValueError(f"{name} must hold integers, not {found.dtype}")
     return found
 
 
-def _sorted(edge_index: object, num_nodes: int | None) -> tuple[EdgeIndex, Tensor]:
+def _sorted(edge_index: Any, num_nodes: int | None) -> tuple[EdgeIndex, Tensor]:
     """Sort edges by destination; returns their places before, too."""
-    edges = plain_edges(_integers("edge_index", edge_index, "[2, num_edges]"))
-    num_nodes = None if num_nodes is None else _whole("num_nodes", num_nodes)
-    if len(edges) != 2 or edges.dtype == torch.bool:
+    edges = plain_edges(_integers("edge_index", edge_index))
+    if edges.dim() != 2 or len(edges) != 2 or edges.dtype == torch.bool:
         raise ValueError(
             f"edge_index must hold integers of shape [2, num_edges], not {edges.dtype} of shape "
             f"{list(edges.shape)}"
         )
     least, most = (int(edges.min()), int(edges.max())) if edges.numel() else (0, -1)
-    num_nodes = most + 1 if num_nodes is None else num_nodes
+    num_nodes = most + 1 if num_nodes is None else _whole("num_nodes", num_nodes)
     if least < 0 or most >= num_nodes:
         raise ValueError(
             f"edge_index names node {least if least < 0 else most}, and there are {num_nodes:,} nodes"
@@ -131,44 +110,52 @@ class Batches(IterableDataset[Data], ABC):
     same batches in the same order. Call :meth:`set_epoch` before each pass then.
 
     Args:
-        data: a graph. Attributes of nodes and of edges are those that PyG takes for such; others are in each batch.
+        data: a graph. Attributes of nodes and of edges are those that PyG takes for such; others, and the labels of
+            edges of RandomLinkSplit, are in each batch.
         seed: of the random numbers.
         share: the rank and the number of ranks that share the batches of a pass; of these, each has every
             number-of-ranks-th.
     """
 
     def __init__(self, data: Data, *, seed: int, share: tuple[int, int]):
-        try:
-            self._rank, self._num_ranks = map(operator.index, share)
-        except (TypeError, ValueError):
-            self._rank, self._num_ranks = 0, 0
+        if not isinstance(data, Data):
+            raise ValueError(
+                f"data is a {type(data).__name__}, and must be a torch_geometric.data.Data; "
+                "data.to_homogeneous() makes one of a HeteroData"
+            )
+        if data.edge_index is None:
+            raise ValueError("data has no edge_index")
+        self._rank, self._num_ranks = share
         if not 0 <= self._rank < self._num_ranks:
             raise ValueError(
                 f"share={share} must be (rank, ranks), where rank is from 0 to ranks - 1"
             )
-        if not isinstance(data, Data):
-            raise ValueError(
-                f"data is a {type(data).__name__}, and must be a torch_geometric.data.Data"
-                + (". Give data.to_homogeneous()" if hasattr(data, "to_homogeneous") else "")
-            )
-        if data.edge_index is None:
-            raise ValueError("data has no edge_index")
-        self._data, self._seed, self._epoch = data, _whole("seed", seed), 0
-        self._edges, self._place = _sorted(data.edge_index, data.num_nodes)
+        self._data, self._seed = data, _whole("seed", seed)
+        self._edges, place = _sorted(data.edge_index, data.num_nodes)
+        # What batches are made from: each edge has its place in `data` as a feature.
+        self._graph = Data(
+            edge_index=self._edges,
+            num_nodes=self._edges.get_sparse_size(1),
+            edge_attr=place.unsqueeze(1),
+        )
+        # Workers that persist read it too.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose which pass comes next; without it each pass is that of the next epoch."""
-        self._epoch = _whole("epoch", epoch)
+        self._epoch.fill_(_whole("epoch", epoch))
 
     def __len__(self) -> int:
         return len(range(self._rank, self._num_batches, self._num_ranks))
 
     def __iter__(self) -> Iterator[Data]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        numbers, worker = range(self._rank, self._num_batches, self._num_ranks), get_worker_info()
-        return self._batches(
-            epoch, numbers if worker is None else numbers[worker.id :: worker.num_workers]
-        )
+        epoch, worker = int(self._epoch), get_worker_info()
+        numbers = range(self._rank, self._num_batches, self._num_ranks)
+        if worker is None:
+            self._epoch += 1
+        else:
+            numbers = numbers[worker.id :: worker.num_workers]
+        return map(self._complete, self._batches(epoch, numbers))
 
     @property
     @abstractmethod
@@ -179,19 +166,27 @@ class Batches(IterableDataset[Data], ABC):
     def _batches(self, epoch: int, numbers: range) -> Iterator[Data]:
         """Build some batches of a pass."""
 
-    def _attach(self, edges: EdgeIndex, nodes: Tensor, position: Tensor) -> Data:
-        """Build a part of the graph: some edges between some nodes, and what belongs to them."""
-        batch, place = Data(edge_index=edges, num_nodes=len(nodes)), self._place[position.long()]
-        for key, value in self._data:
-            if key == "edge_index" or key == "num_nodes":
-                continue
-            batch[key] = (
-                value[nodes]
-                if self._data.is_node_attr(key)
-                else (value[place] if self._data.is_edge_attr(key) else value)
-            )
-        batch.n_id, batch.e_id = nodes, place
-        return batch
+    def _complete(self, batch: Data) -> Data:
+        """Give a batch of the training what belongs to its nodes and edges."""
+        data, nodes, edges = self._data, batch.n_id, batch.edge_attr[:, 0]
+        found = Data(edge_index=batch.edge_index, num_nodes=len(nodes))
+        for key, value in data:
+            if key not in ("edge_index", "num_nodes"):
+                rows = None
+                if data.__cat_dim__(key, value) == 0 and not key.startswith("edge_label"):
+                    if data.is_node_attr(key):
+                        rows = nodes
+                    elif data.is_edge_attr(key):
+                        rows = edges
+                found[key] = value if rows is None else _rows_of(value, rows)
+        found.n_id, found.e_id = nodes, edges
+        return found
+
+
+def _rows_of(value: Any, rows: Tensor) -> Any:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value[rows]
+    return [value[row] for row in rows.tolist()]
 
 
 class ClusterLoader(Batches):
@@ -222,23 +217,19 @@ class ClusterLoader(Batches):
         share: tuple[int, int] = (0, 1),
     ):
         super().__init__(data, seed=seed, share=share)
-        self._size, self._draw = _whole("batch_size", batch_size, 1), _whole("draw", draw)
-        self._partitioner = _partitioner(self._edges, num_parts, method, seed)
+        self._draw = Share(_whole("draw", draw))
+        self._loader = cluster.ClusterLoader(
+            self._graph,
+            _partitioner(self._edges, num_parts, method, seed),
+            clusters_per_step=_whole("batch_size", batch_size, 1),
+        )
 
     @property
     def _num_batches(self) -> int:
-        return -(-self._partitioner.num_parts // self._size)
+        return self._loader.num_batches
 
     def _batches(self, epoch: int, numbers: range) -> Iterator[Data]:
-        clusters = self._partitioner.draw(epoch, self._draw).merge(self._size)
-        for number in numbers:
-            nodes = clusters.nodes(number)
-            edges, position = (
-                subgraph.induce(self._edges, nodes)
-                if subgraph.can_run(self._edges)
-                else subgraph.induce_with_torch(self._edges, nodes)
-            )
-            yield self._attach(edges, nodes, position)
+        return self._loader.batches_of(self._loader.draw(epoch, self._draw), numbers)
 
 
 class NeighborLoader(Batches):
@@ -268,51 +259,48 @@ class NeighborLoader(Batches):
         share: tuple[int, int] = (0, 1),
     ):
         super().__init__(data, seed=seed, share=share)
-        self._size, self._shuffles = _whole("batch_size", batch_size, 1), shuffle
         num_nodes = self._edges.get_sparse_size(1)
-        self._fan_outs = _integers("num_neighbors", num_neighbors, "[num_hops]").tolist()
-        if not self._fan_outs or not all(most == -1 or most > 0 for most in self._fan_outs):
+        fan_outs = _integers("num_neighbors", num_neighbors).tolist()
+        if not fan_outs or not all(most == -1 or most > 0 for most in fan_outs):
             raise ValueError(
-                f"num_neighbors={self._fan_outs} must be positive numbers, or -1 for all neighbours"
+                f"num_neighbors={fan_outs} must be positive numbers, or -1 for all neighbours"
             )
-        nodes = _integers(
-            "input_nodes",
-            torch.arange(num_nodes) if input_nodes is None else input_nodes,
-            "[num_seeds]",
-        )
-        if nodes.dtype == torch.bool and len(nodes) != num_nodes:
-            raise ValueError(
-                f"input_nodes is a mask of {len(nodes):,} nodes, and there are {num_nodes:,}"
-            )
-        self._nodes = nodes.nonzero().squeeze(1) if nodes.dtype == torch.bool else nodes.long()
-        if wrong := self._nodes[(self._nodes < 0) | (self._nodes >= num_nodes)].tolist():
+        nodes = torch.arange(num_nodes)
+        if input_nodes is not None:
+            nodes = _integers("input_nodes", input_nodes)
+        if nodes.dtype == torch.bool:
+            nodes = nodes.nonzero().squeeze(1)
+        if wrong := nodes[(nodes < 0) | (nodes >= num_nodes)].tolist():
             raise ValueError(
                 f"input_nodes names node {wrong[0]}, and there are {num_nodes:,} nodes"
             )
-        if len(self._nodes.unique()) < len(self._nodes):
+        if len(nodes.unique()) < len(nodes):
             raise ValueError("input_nodes names a node twice")
+        self._nodes, self._shuffles = nodes.long(), shuffle
+        self._size = _whole("batch_size", batch_size, 1)
+        self._loader = neighbor.NeighborLoader(
+            self._graph, fan_outs, batch_size=self._size, nodes=self._nodes, seed=self._seed
+        )
 
     @property
     def _num_batches(self) -> int:
-        return -(-len(self._nodes) // self._size)
+        return self._loader.num_batches
 
     def _batches(self, epoch: int, numbers: range) -> Iterator[Data]:
-        order, sampler = (
-            torch.arange(len(self._nodes)),
-            NeighborSampler(self._edges, self._fan_outs),
-        )
+        order = torch.arange(len(self._nodes))
         if self._shuffles:
-            order = torch.from_numpy(
-                stream("training seeds", self._seed, epoch).permutation(len(order))
-            )
-        for number in numbers:
-            places = order[number * self._size : (number + 1) * self._size]
-            key = stream(
-                "training neighbours", self._seed, epoch, number
-            ).bit_generator.random_raw()
-            batch = self._attach(*sampler.sample(self._nodes[places], int(key)))
-            batch.batch_size, batch.input_id = len(places), places
+            rng = stream("train seeds", self._seed, epoch, 0)
+            order = torch.from_numpy(rng.permutation(len(order)))
+        drawn = neighbor.SeedOrder(self._nodes[order], (epoch, 0))
+        places = order.split(self._size)
+        for number, batch in zip(numbers, self._loader.batches_of(drawn, numbers), strict=True):
+            batch.input_id = places[number]
             yield batch
+
+    def _complete(self, batch: Data) -> Data:
+        found = super()._complete(batch)
+        found.batch_size, found.input_id = len(batch.input_id), batch.input_id
+        return found
 
 
 class GradientSync:
@@ -327,16 +315,9 @@ class GradientSync:
 
     def __init__(self, model: torch.nn.Module):
         has_others = dist.is_available() and dist.is_initialized()
-        parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        if not self._parameters:
-            raise ValueError(
-                f"model is a {type(model).__name__}, and must be a torch.nn.Module with parameters that "
-                "need gradients"
-            )
-        self._exchange = Exchange(
-            model, Ranks(dist.get_rank(), dist.get_world_size()) if has_others else Ranks()
-        )
+        ranks = Ranks(dist.get_rank(), dist.get_world_size()) if has_others else Ranks()
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._exchange = Exchange(model, ranks)
 
     def __call__(self, loss_sum: Tensor | None = None, count: int = 0) -> float:
         """Exchange gradients, and divide them by the number of labels of all ranks.
@@ -356,14 +337,10 @@ class GradientSync:
             raise ValueError(
                 "loss_sum must be a tensor of one number, the loss summed over the labels of the batch"
             )
-        count, device = _whole("count", count), self._parameters[0].device
-        found = self._exchange(
-            loss_sum, None if loss_sum is None else torch.tensor(float(count), device=device)
-        )
-        broken, own = (
-            found.broken,
-            [parameter.grad for parameter in self._parameters if parameter.grad is not None],
-        )
+        labels = torch.tensor(float(_whole("count", count)), device=self._parameters[0].device)
+        found = self._exchange(loss_sum, None if loss_sum is None else labels)
+        own = [each.grad for each in self._parameters if each.grad is not None]
+        broken = found.broken
         if loss_sum is not None and not bool(
             (torch.nn.utils.get_total_norm(own) + loss_sum.detach()).isfinite()
         ):

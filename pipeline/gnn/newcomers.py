@@ -135,10 +135,8 @@ class Newcomers:
             raise ValueError(f"{run.folder} answers no new rows: {reason}")
         self._names = ids_of(own, None)
         self._known = dict(zip(self._names, range(len(self._names))))
-        self._tables, self.columns = (
-            new_rows,
-            new_rows.describe(cast(Any, config.data), cast(Tensor, learned.fitted)),
-        )
+        fitted = cast(Tensor, learned.fitted)
+        self._tables, self.columns = new_rows, new_rows.describe(cast(Any, config.data), fitted)
         _, self._epoch = new_data.place_of(state, is_best=run.is_best)
         device = choose_device(run.device)
         self._setup = setup = new_data.complete(
@@ -153,25 +151,31 @@ class Newcomers:
         kept = fusion.read_kept(run)
         if kept is not None and not kept.share and not config.task.reads_base:
             kept = None  # the network answers alone
-        self._kept, is_alone = kept, kept is not None and kept.share == 1
-        num_hops, self.needs_graph = (0, "") if is_alone else count_hops(setup.model)
-        self._reads_base = config.task.reads_base and not is_alone
-        self._reach = Reach(0)
-        if kept is not None:
-            reach = REACH.get(kept.fitted["name"], lambda *_: Reach(None))
-            # The models of other folds read as far.
-            self._reach = reach(kept.fitted["models"][0], data)
-            if self._reach.num_hops is None:
-                self.needs_graph = f"a simple method reads the whole graph ({kept.title})"
-            else:  # the network may read it at each node that the network reads
-                own_hops = self._reach.num_hops
-                num_hops = num_hops + own_hops if self._reads_base else max(num_hops, own_hops)
+        self._kept = kept
         if config.data.propagate:
             own = _copy(own)
             if learned.degrees is not None:
                 add_degrees(own, learned.degrees, num_last=config.data.num_last)
             data.x = own.x
-        self._num_hops = num_hops + config.data.propagate
+        self._num_hops = self._count_hops() + config.data.propagate
+
+    def _count_hops(self) -> int:
+        """Count the hops that an answer reads, and find out whether it reads the whole graph."""
+        setup, kept = self._setup, self._kept
+        is_alone = kept is not None and kept.share == 1
+        num_hops, self.needs_graph = (0, "") if is_alone else count_hops(setup.model)
+        self._reads_base = setup.config.task.reads_base and not is_alone
+        self._reach = Reach(0)
+        if kept is not None:
+            reach = REACH.get(kept.fitted["name"], lambda *_: Reach(None))
+            # The models of other folds read as far.
+            self._reach = reach(kept.fitted["models"][0], self._data)
+            if self._reach.num_hops is None:
+                self.needs_graph = f"a simple method reads the whole graph ({kept.title})"
+            else:  # the network may read it at each node that the network reads
+                own_hops = self._reach.num_hops
+                num_hops = num_hops + own_hops if self._reads_base else max(num_hops, own_hops)
+        return num_hops
 
     def predict(
         self, rows: Sequence[Row], edges: Sequence[Row] = (), *, max_neighbors: int | None = None

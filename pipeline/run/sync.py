@@ -102,18 +102,19 @@ class GradientSync:
             )
             message[4 + ranks.rank] = ~finite
         message[3] = stop
-        message = torch.cat([message, *counters])
+        used = [float(p.grad is not None) for p in self._parameters]
+        message = torch.cat([message, message.new_tensor(used), *counters])
         ranks.sum_(message)
         flat = torch.cat([t.flatten() for t in (*grads, *statistics)])
         ranks.sum_(flat)
 
-        message, *counters = message.split(
-            [4 + ranks.num_ranks, *(b.numel() for b in self._counters)]
+        message, uses, *counters = message.split(
+            [4 + ranks.num_ranks, len(used), *(b.numel() for b in self._counters)]
         )
         loss, num_labels, num_active, stops, *broken = message.tolist()
         parts = flat.split([t.numel() for t in (*grads, *statistics)])
-        for p, part in zip(self._parameters, parts, strict=False):
-            p.grad = part.view_as(p)
+        for p, part, num_used in zip(self._parameters, parts, uses.tolist(), strict=False):
+            p.grad = part.view_as(p) if num_used else None
         for b, part in zip(self._statistics, parts[len(grads) :], strict=True):
             b.copy_(part.view_as(b) / num_active)
         for b, part in zip(self._counters, counters, strict=True):

@@ -209,7 +209,10 @@ def test_a_drop_is_that_of_the_whole_answer_without_the_edge(train, base, candid
     assert ("the simple method alone answers" in str(found)) == (share == 1)
 
     def answer(data):
+        # Scores of training rows are out of fold.
         base = fusion.score_other(kept, data, setup.task)
+        change = base.rows - fusion.score_other(kept, whole, setup.task).rows
+        base = replace(base, rows=setup.base.rows + change)
         shown = bases.show(setup.config, data, base, kept.moments)
         network = opened.module()(shown.x, shown.edge_index.as_tensor(), shown.edge_attr)[row]
         return fusion.mix(network, base.rows[row], share).detach().softmax(0)
