@@ -1,5 +1,6 @@
 """New rows with edges to known nodes get the predictions of tables that have grown by them."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
