@@ -119,7 +119,7 @@ def test_new_rows_that_arrive_together_are_computed_together(app, model, monkeyp
     found = asyncio.run(several())
     assert [answer.status_code for answer in found] == [200, 200, 400, 200, 200]
     assert len(sizes) <= 2 and sum(sizes) == 5
-    assert "rows[0]: the cell of age holds 'old'" in found[2].json()["error"]
+    assert "row 1, column age holds 'old'" in found[2].json()["error"]
     for answer, own in zip(found, rows):
         if own[0]["age"] != "old":
             expected = newcomers.predict(own, EDGES)["probability_Ulm"][0]
@@ -140,7 +140,7 @@ WRONG = [
         IDS | {"columns": "best"},
         "columns: Input should be 'all', 'class' or 'top3'",
     ),
-    (400, "/predict", {"rows": [{"id": "n1"}]}, "rows[0] lacks the column 'age'"),
+    (400, "/predict", {"rows": [{"id": "n1"}]}, "rows[0] lacks 'age'"),
     (400, "/predict", b'{"ids": ["p1"], "ids": ["p2"]}', "an object has a name twice"),
     (413, "/predict", {"ids": ["p1"] * 101}, "ids: List should have at most 100 items"),
     (413, "/predict", b"[" + b" " * 5000 + b"]", "the body has more than 5,000 bytes"),
