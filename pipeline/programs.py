@@ -7,9 +7,7 @@ import io
 import json
 import logging
 import re
-import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,8 +29,6 @@ log = logging.getLogger(__name__)
 
 # The largest difference between what a program and the network compute, relative to the largest number, or to 1.
 TOLERANCE = 1e-5
-# A protobuf holds fewer bytes; so many are left for what is no weight.
-ONNX_BYTES, ONNX_GRAPH_BYTES = 2**31, 2**24
 # Guards of torch against few nodes, without which results are the same.
 FEW = re.compile(r"size\(\)\[0\] (!= 1|>= 2)$")
 # Operators that every torch has.
@@ -69,17 +65,20 @@ def write(path: Path, program: Program) -> None:
         ValueError: the network cannot be written, and the message says why; or the program computes something else.
         FileError: the file cannot be written. No part of it is there then.
     """
-    began, (encode, load) = time.perf_counter(), FORMATS[suffix_of(path)]
+    began, (encode, load) = time.perf_counter(), FORMATS[path.suffix]
     if path.suffix == ".onnx":
-        _check_onnx(path, program)
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            if importlib.util.find_spec(name) is None:
+                raise ValueError(f"export={path} needs {name}: {install_command('onnx')}")
     with torch.no_grad(), _quiet():
         expected = _as_tuple(program.network(**program.checks))
         try:
             content = encode(_trace(program), program)
             found = _as_tuple(load(content, program))
         except Exception as error:  # torch raises many kinds
+            reason = str(error).strip().partition("\n")[0][:300].rstrip(".")
             raise ValueError(
-                f"export={path}: {program.title} cannot be written as a program: {_reason(error)}. "
+                f"export={path}: {program.title} cannot be written as a program: {reason}. "
                 "A file that ends with .pe holds it for this package"
             ) from error
     difference = max(_difference(*pair) for pair in zip(found, expected, strict=True))
@@ -104,23 +103,7 @@ def write(path: Path, program: Program) -> None:
 
 def suffix_of(path: Path) -> str:
     """Return the format of a program by the end of its file's name, or an empty text."""
-    return next((suffix for suffix in FORMATS if path.name.endswith(suffix)), "")
-
-
-def _check_onnx(path: Path, program: Program) -> None:
-    """Refuse what ONNX needs and is not there, or what its files cannot hold."""
-    if missing := [
-        name
-        for name in ("onnx", "onnxscript", "onnxruntime")
-        if importlib.util.find_spec(name) is None
-    ]:
-        raise ValueError(f"export={path} needs {' and '.join(missing)}: {install_command('onnx')}")
-    size = sum(tensor.nbytes for tensor in program.network.state_dict().values())
-    if size > ONNX_BYTES - ONNX_GRAPH_BYTES:
-        raise ValueError(
-            f"export={path}: {program.title} has {format_bytes(size)} of weights, and a file of ONNX "
-            f"holds {format_bytes(ONNX_BYTES)} at most. Give a name that ends with .pt2"
-        )
+    return path.suffix if path.suffix in FORMATS else ""
 
 
 @contextlib.contextmanager
@@ -183,23 +166,6 @@ def _to_torch(traced: ExportedProgram, program: Program) -> bytes:
 
 def _run_torch(content: bytes, program: Program) -> Any:
     return torch.export.load(io.BytesIO(content)).module()(**program.checks)
-
-
-def _to_package(traced: ExportedProgram, program: Program) -> bytes:
-    """Compile a program by the C++ compiler of this machine."""
-    description = {"aot_inductor.metadata": {PROGRAM_MARK: json.dumps(program.description)}}
-    with tempfile.TemporaryDirectory() as folder:
-        path = torch._inductor.aoti_compile_and_package(
-            traced, package_path=f"{folder}/{PROGRAM_MARK}.pt2", inductor_configs=description
-        )
-        return files.read_bytes(Path(path))
-
-
-def _run_package(content: bytes, program: Program) -> Any:
-    with tempfile.NamedTemporaryFile(suffix=".pt2") as file:
-        file.write(content)
-        file.flush()
-        return torch._inductor.aoti_load_package(file.name)(**program.checks)
 
 
 def _keep_nan() -> Callable[..., Tensor]:
@@ -273,9 +239,8 @@ def _run_onnx(content: bytes, program: Program) -> Any:
 
 
 Encode = Callable[[ExportedProgram, Program], bytes]
-# Functions that write and run programs, by the end of the file's name. The first that fits counts.
+# Functions that write and run programs, by the end of the file's name.
 FORMATS: dict[str, tuple[Encode, Callable[[bytes, Program], Any]]] = {
-    ".aoti.pt2": (_to_package, _run_package),
     ".pt2": (_to_torch, _run_torch),
     ".onnx": (_to_onnx, _run_onnx),
 }
@@ -296,24 +261,3 @@ def _difference(found: Tensor, expected: Tensor) -> float:
         float(torch.where(found.isnan() & expected.isnan(), 0.0, (found - expected).abs()).max())
         / largest
     )
-
-
-def _reason(error: BaseException) -> str:
-    """Say in one line why a network cannot be exported: the operator, or the line whose branch depends on values."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(cause)
-    for text in map(str, chain):
-        if "Caused by: (" in text:
-            lines = [
-                frame
-                for one in chain
-                for frame in traceback.extract_tb(one.__traceback__)
-                if not {"torch", "programs.py"} & set(Path(frame.filename).parts)
-            ]
-            where = f" ({Path(lines[-1].filename).name}, {lines[-1].name})" if lines else ""
-            return f"what it does depends on numbers that it computes{where}, and a program always does the same"
-        if "ONNX" in text and (found := re.search(r"OpOverload\(op='([\w.]+)'", text)):
-            return f"ONNX has no operator for {found[1]}"
-    own = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{own}{str(error).strip().partition(chr(10))[0][:300].rstrip('.')}"

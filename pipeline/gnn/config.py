@@ -1214,7 +1214,7 @@ class GNNPredictConfig(GNNEvaluateConfig):
     export: str | None = key(
         None,
         "File to write the model to, without the data. NAME.pe holds it for run=FILE, which "
-        "then predicts other data. NAME.onnx, NAME.pt2 and NAME.aoti.pt2 hold its network as a "
+        "then predicts other data. NAME.onnx and NAME.pt2 hold its network as a "
         "program that runs without this package.",
         is_path=True,
     )

@@ -134,10 +134,6 @@ class KnowledgeConfig(RunConfig):
     trainer: KnowledgeTrainerConfig = field(default_factory=KnowledgeTrainerConfig)
 
 
-# How questions are answered where nothing else is asked for.
-TOP, FILTERED = 10, True
-
-
 @dataclass
 class AnswersConfig(EvaluateConfig):
     """The keys of `predict` for a run that learned a knowledge graph."""
@@ -159,8 +155,8 @@ class AnswersConfig(EvaluateConfig):
         "asked. A line without ? is scored.",
         is_path=True,
     )
-    top: int = key(TOP, "Number of answers to each question.", minimum=1)
-    filtered: bool = key(FILTERED, "Leave out answers that are training triples.")
+    top: int = key(10, "Number of answers to each question.", minimum=1)
+    filtered: bool = key(True, "Leave out answers that are training triples.")
     export: str | None = key(
         None,
         "File to write the scores to as a program, NAME.onnx or NAME.pt2, that runs without "

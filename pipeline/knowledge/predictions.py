@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.knowledge.build import (
     relation_names,
     split_triples,
 )
-from parallel_epochs.pipeline.knowledge.config import FILTERED, TOP, AnswersConfig, KnowledgeConfig
+from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeConfig
 from parallel_epochs.pipeline.knowledge.questions import (
     IN_MEMORY,
     Found,
@@ -149,12 +149,6 @@ def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
     if triples is not None:
         vectors.check_format(path, "answers", WRITERS)
         questions = read_questions(Path(triples))
-    elif idle := [
-        f"{name}={value}"
-        for name, value, usual in (("top", asked.top, TOP), ("filtered", asked.filtered, FILTERED))
-        if value != usual
-    ]:
-        raise ValueError(f"{idle[0]} needs questions: give triples=QUESTIONS, or leave it out")
     elif pairs is None and not asked.neighbors:
         _check_relations(run, path)
     restored = restore(run)
@@ -227,13 +221,6 @@ def find_answers(
             "%s lines name an entity that occurs in no training triple, so their scores mean "
             "little",
             f"{count:,}",
-        )
-    if bool(asks.any()):
-        log.info(
-            "questions: %s, %d best answers each%s",
-            f"{int(asks.sum()):,}",
-            top,
-            "; answers that are training triples are left out" if filtered else "",
         )
     with Bar("answering", int(asks.sum()), "questions") as bar:
         found = answer(
@@ -335,17 +322,8 @@ def save_vectors(path: Path, restored: Restored) -> None:
     vectors.save(_relations_beside(path), relations, names)
 
 
-def _write_tabs(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
-    # Without quotation marks, as the questions are read: no name has a tab in it.
-    tables.write_text(file, [_columns(table)], "\t", digits=7, quoted=False)
-
-
-def _write_parquet(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
-    tables.write_parquet(file, [_columns(table)])
-
-
-def _columns(table: pd.DataFrame) -> tables.Columns:
-    return {name: table[name].to_numpy() for name in table}
+def _columns(table: pd.DataFrame) -> list[tables.Columns]:
+    return [{name: table[name].to_numpy() for name in table}]
 
 
 def _write_json(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
@@ -355,22 +333,20 @@ def _write_json(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
 
 def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
     """Save the columns of the table, and the numbers of the triples."""
-    torch.save(
-        {
-            "triples": found.triples,
-            "logits": found.scores,
-            "place": found.places,
-            "line": torch.from_numpy(table["line"].to_numpy(copy=True)),
-            **{name: table[name].tolist() for name in ("head", "relation", "tail", "asked")},
-        },
-        file,
-    )
+    columns: dict[str, Any] = {
+        name: table[name].tolist() for name in ("head", "relation", "tail", "asked")
+    }
+    columns |= {"triples": found.triples, "logits": found.scores, "place": found.places}
+    torch.save({**columns, "line": torch.tensor(table["line"].to_list())}, file)
 
 
 # Answers by the end of the file's name.
 WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, Found], None]] = {
-    ".tsv": _write_tabs,
-    ".parquet": _write_parquet,
+    # Without quotation marks, as the questions are read: no name has a tab in it.
+    ".tsv": lambda file, table, _: tables.write_text(
+        file, _columns(table), "\t", digits=7, quoted=False
+    ),
+    ".parquet": lambda file, table, _: tables.write_parquet(file, _columns(table)),
     ".json": _write_json,
     ".pt": _write_tensors,
 }

@@ -1,9 +1,8 @@
 """Questions to a knowledge graph, (ada, likes, ?) or (?, likes, ada), and their best answers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pandas as pd
 import torch
@@ -21,8 +20,7 @@ ASKED = "?"
 IN_MEMORY = "triples: entry"
 
 
-@dataclass(frozen=True)
-class Questions:
+class Questions(NamedTuple):
     """Triples of which some lack the head or the tail.
 
     Attributes:
@@ -34,8 +32,7 @@ class Questions:
     triples: Tensor
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Answers, those of a question one behind the other, the best first.
 
     Attributes:
@@ -60,16 +57,11 @@ def read_questions(path: Path) -> pd.DataFrame:
     Raises:
         ValueError: there is none, it is empty, or a line is no question; the message names it.
     """
-    if not files.is_there(path):
-        raise ValueError(
-            f"triples={path} does not exist: save questions there, a head, a relation and "
-            f"a tail a line, with {ASKED} for what is asked"
-        )
-    content = files.read_bytes(path)
+    content = files.read_bytes(path) if files.is_there(path) else b""
     if not content.strip():
         raise ValueError(
-            f"triples={path} is empty: write a head, a relation and a tail in each line, with {ASKED} for "
-            "what is asked"
+            f"triples={path} {'is empty' if path.exists() else 'does not exist'}: write a head, a relation "
+            f"and a tail in each line, with {ASKED} for what is asked"
         )
     table = parse_triples(content, f"triples={path}")
     table.index += 1
@@ -126,31 +118,22 @@ def number_questions(
     Raises:
         ValueError: names what the graph does not have, and the line.
     """
-    numbers = {
-        "entity": {name: number for number, name in enumerate(entities)},
-        "relation": {name: number for number, name in enumerate(relations)},
-    }
     columns = []
     for column in COLUMNS:
-        what = "relation" if column == "relation" else "entity"
-        known = numbers[what]
+        what, names = ("relation", relations) if column == "relation" else ("entity", entities)
+        known = {name: number for number, name in enumerate(names)}
         wanted = table[column]
         strange = wanted[~wanted.isin(known.keys()) & (wanted != ASKED)]
         if len(strange):
-            name, more = (
-                strange.iloc[0],
-                f"; so on {len(strange) - 1:,} more lines" if len(strange) > 1 else "",
-            )
+            name = strange.iloc[0]
+            more = f"; so on {len(strange) - 1:,} more lines" if len(strange) > 1 else ""
             raise ValueError(
                 f"{place} {strange.index[0]}: the graph has no {what} {name}"
                 f"{suggest_name(name, known)}{more}"
             )
-        columns.append(torch.tensor([known.get(name, -1) for name in wanted]))
-    # An entity that is called ? is not what a question mark stands for.
-    triples = torch.stack(columns, dim=1)
-    for position, column in enumerate(COLUMNS):
-        triples[torch.from_numpy((table[column] == ASKED).to_numpy(copy=True)), position] = -1
-    return Questions(torch.tensor(table.index.to_list()), triples)
+        # An entity that is called ? is not what a question mark stands for.
+        columns.append(torch.tensor([-1 if name == ASKED else known[name] for name in wanted]))
+    return Questions(torch.tensor(table.index.to_list()), torch.stack(columns, dim=1))
 
 
 def answer(
@@ -172,37 +155,25 @@ def answer(
         In the order of the questions; equal scores in the order of the entities. The score of a whole triple is that
         of its tail.
     """
-    triples, parts = questions.triples, []
+    triples = questions.triples
     whole = (triples >= 0).all(1).nonzero()[:, 0]
-    if len(whole):
-        parts.append(
-            Found(
-                whole,
-                triples[whole],
-                torch.zeros_like(whole),
-                tables.score(*triples[whole].unbind(1)),
-            )
-        )
-    for is_tail in (True, False):
-        anchor, asked = (0, 2) if is_tail else (2, 0)
+    scores = tables.score(*triples[whole].unbind(1))
+    parts = [Found(whole, triples[whole], torch.zeros_like(whole), scores)]
+    for anchor, asked in ((0, 2), (2, 0)):
         rows, answers = (triples[:, asked] < 0).nonzero()[:, 0], None
         if known is not None:
             answers = Answers(known[:, anchor], known[:, 1], known[:, asked], len(tables.relations))
         for part in rows.split(max(1, BLOCK // len(tables.entities))):
             anchors, relations = triples[part, anchor], triples[part, 1]
-            scores = tables.score_all(anchors, relations, is_tail)
+            scores = tables.score_all(anchors, relations, asked == 2)
             if answers is not None:
                 _hide(scores, answers, anchors, relations)
-            for place, row in enumerate(part):
-                parts.append(_best(row, scores[place], triples[row], asked, top))
+            for own, row in zip(scores, part):
+                parts.append(_best(row, own, triples[row], asked, top))
                 on_question()
-    order = torch.cat([part.rows for part in parts]).argsort(stable=True)
-    return Found(
-        *(
-            torch.cat([getattr(part, name) for part in parts])[order]
-            for name in ("rows", "triples", "places", "scores")
-        )
-    )
+    rows, triples, places, scores = map(torch.cat, zip(*parts))
+    order = rows.argsort(stable=True)
+    return Found(rows[order], triples[order], places[order], scores[order])
 
 
 def _hide(scores: Tensor, answers: Answers, anchors: Tensor, relations: Tensor) -> None:
@@ -214,11 +185,8 @@ def _hide(scores: Tensor, answers: Answers, anchors: Tensor, relations: Tensor) 
 
 def _best(row: Tensor, scores: Tensor, triple: Tensor, asked: int, top: int) -> Found:
     """Choose the best of the scores of all entities [num_entities]; those of minus infinity are none."""
-    last = scores.topk(min(top, len(scores))).values[-1]
-    chosen = ((scores >= last) & (scores > -torch.inf)).nonzero()[
-        :, 0
-    ]  # where many are equal, more than `top`
-    chosen = chosen[scores[chosen].argsort(descending=True, stable=True)][:top]
+    chosen = scores.argsort(descending=True, stable=True)[:top]
+    chosen = chosen[scores[chosen] > -torch.inf]
     triples = triple.repeat(len(chosen), 1)
     triples[:, asked] = chosen
     return Found(row.repeat(len(chosen)), triples, torch.arange(1, len(chosen) + 1), scores[chosen])

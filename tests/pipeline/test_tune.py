@@ -16,7 +16,7 @@ from parallel_epochs.pipeline import tune
 from parallel_epochs.pipeline.command import space
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
 from tests.helpers.kill_runs import is_alive
-from tests.helpers.running import ROOT, TOY, command, forked, shell, status_of
+from tests.helpers.running import TOY, command, forked, shell, status_of
 
 # Behaves as `python -m pipeline.train` does towards who started it, in no time: a higher learning rate is better.
 STAND_IN = """#!{python} -SE
@@ -422,24 +422,3 @@ def test_a_search_over_real_runs_that_is_killed_and_continued(tmp_path):
     assert "parallel-epochs train" in result.stdout.splitlines()[-1]
     report = shell("scripts.report", *map(str, (tmp_path / "study").glob("trial_*")), cwd=tmp_path)
     assert report.returncode == 0, report.stderr
-
-
-def test_help_names_the_keys(monkeypatch):
-    result = shell("pipeline.tune", "--help", cwd=ROOT)
-    assert (
-        result.returncode == 0
-        and "study=???" in result.stdout
-        and "model.num_layers=2,3,4" in result.stdout
-    )
-
-
-def test_a_stop_is_no_error(stand_in, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["tune", f"study={stand_in}", "train.lr=1,2"])
-
-    def stop(self):
-        raise Stopped(signal.SIGTERM)
-
-    monkeypatch.setattr(tune.Worker, "work", stop)
-    with pytest.raises(SystemExit) as ended:
-        tune.main()
-    assert ended.value.code == EXIT_TRY_AGAIN

@@ -274,27 +274,12 @@ def test_an_open_graph_refuses_in_the_words_of_the_call(call, message, runs):
 
 
 @pytest.mark.parametrize("run", ["all", "drawn"])
-def test_questions_by_name_in_every_format(run, runs, tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        table = pd.read_csv(
-            ask(runs, tmp_path, TEXT, run=run, top=3),
-            sep="\t",
-            keep_default_na=False,
-            dtype={"head": str, "tail": str},
-        )
-    assert (
-        "questions: 2, 3 best answers each; answers that are training triples are left out"
-        in caplog.text
-    )
-    assert table["line"].tolist() == [1, 1, 1, 3, 3, 3, 4] and table["place"].tolist() == [
-        1,
-        2,
-        3,
-        1,
-        2,
-        3,
-        0,
-    ]
+def test_questions_by_name_in_every_format(run, runs, tmp_path):
+    path, texts = ask(runs, tmp_path, TEXT, run=run, top=3), {"head": str, "tail": str}
+    table = pd.read_csv(path, sep="\t", keep_default_na=False, dtype=texts)
+    assert table["line"].tolist() == [1, 1, 1, 3, 3, 3, 4]
+    places = [1, 2, 3, 1, 2, 3, 0]
+    assert table["place"].tolist() == places
     assert table["asked"].tolist() == ["tail"] * 3 + ["head"] * 3 + [""]
     assert (
         set(table["head"][:3]) == {"7"}
@@ -396,12 +381,6 @@ def test_a_table_that_is_not_there(runs, tmp_path):
         ValueError, match="triples=x.tsv is read by python -m pipeline.predict only"
     ):
         restore.evaluate(EvaluateConfig(run=str(runs / "all"), triples="x.tsv"))
-    with pytest.raises(
-        ValueError, match="top=3 needs questions: give triples=QUESTIONS, or leave it out"
-    ):
-        restore.predict(
-            EvaluateConfig(run=str(runs / "all"), predictions=str(tmp_path / "v.npy"), top=3)
-        )
 
 
 def test_entities_that_training_does_not_have_are_told_of(configure, tmp_path, caplog):

@@ -211,38 +211,3 @@ def test_a_service_outlives_a_hangup_while_it_opens_and_a_cache_that_is_moved(fo
         os.rename(folder / "moved", folder / "cache")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
-
-
-def test_64_clients_meet_no_error_and_memory_stays(folder):
-    with served(folder / "run") as (_, port):
-        failed, end = [], time.monotonic() + 4
-
-        def client():
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-                while time.monotonic() < end:
-                    connection.request(
-                        "POST",
-                        "/predict",
-                        '{"ids":["p1","p2"]}',
-                        {"Content-Type": "application/json"},
-                    )
-                    answer = connection.getresponse()
-                    answer.read()
-                    failed.extend([answer.status] * (answer.status != 200))
-
-        def resident():
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-                connection.request("GET", "/metrics")
-                return float(
-                    re.search(
-                        r"resident_memory_bytes (\d\S+)", connection.getresponse().read().decode()
-                    )[1]
-                )
-
-        before = resident()
-        threads = [threading.Thread(target=client) for _ in range(64)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed and resident() - before < 30e6
