@@ -255,7 +255,7 @@ def save(panels: Sequence[Sequence[go.Figure | None]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     width, height = 4.0 * len(panels[0]), 2.9 * len(panels)
-    is_map = len(panels) == len(panels[0]) == 1 and not hasattr(panels[0][0].data[0], "stackgroup")
+    is_map = len(panels) == 1  # curves have a row for the loss and one for the metric
     picture = Figure(figsize=(9, 7) if is_map else (width, height), layout="constrained")
     grid = picture.subplots(len(panels), len(panels[0]), squeeze=False)
     for figure, axes in zip((one for row in panels for one in row), grid.flat):

@@ -4,6 +4,8 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
+import pandas as pd
+
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER, merit
 from parallel_epochs.pipeline.run.log import mean_and_std
 from parallel_epochs.scripts.report import charts
@@ -177,13 +179,11 @@ class Comparison:
         for group in members:
             own = [setting(group[0].settings.get(key)) for key in keys]
             rows.append([*own, *self.means(group)])
-        widths = [max(map(len, column)) for column in zip(*rows)]
         head = f"{len(self.counted)} runs of {len(members)} settings"
         if not keys:
             head = f"{len(self.counted)} seeds ({', '.join(str(run.seed) for run in self.counted)})"
         head += "; mean ± unbiased standard deviation over seeds, by the validation metric"
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([head, *(f"  {line}" for line in lines)])
+        return f"{head}\n{pd.DataFrame(rows[1:], columns=rows[0]).to_string(index=False)}"
 
 
 def compare(runs: list[Run], left_out: list[str]) -> Comparison:
