@@ -1,6 +1,8 @@
 """A call of the library leaves the program that calls it alone: its random numbers, its gradients, its main module."""
 
 import contextlib
+import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -11,6 +13,7 @@ from types import ModuleType
 import torch
 
 from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.run import launch
 
 _LOCKS = {"apart": threading.RLock()}
 # A fork may copy locks that threads of the parent hold.
@@ -36,10 +39,19 @@ def apart_from_the_caller(config: object) -> Iterator[None]:
     with _LOCKS["apart"]:
         _APART.append(contextlib.ExitStack())
         if len(_APART) == 1:
-            for change in (cli.failing_exit(), torch.random.fork_rng(), _hidden_main()):
+            for change in (
+                cli.failing_exit(),
+                torch.random.fork_rng(),
+                _hidden_main(),
+                _own_settings(),
+            ):
                 _APART[0].enter_context(change)
     try:
-        with torch.inference_mode(False):
+        with (
+            torch.inference_mode(False),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
             yield
     except SystemExit as error:
         module = (getattr(getattr(config, "model", None), "path", None) or "").rpartition(".")[0]
@@ -63,3 +75,19 @@ def _hidden_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Compute in float32, and leave the caller's number format, start method of processes and loggers as they were."""
+    dtype, method = torch.get_default_dtype(), multiprocessing.get_start_method(allow_none=True)
+    loggers = [logging.getLogger(name) for name in launch.QUIET]
+    levels = [logger.level for logger in loggers]
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        multiprocessing.set_start_method(method, force=True)
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

@@ -68,6 +68,10 @@ def train(
         Stopped: a signal asked for it, such as Ctrl-C, or `on_round` did; with ``resume="auto"`` and the same folder it
             goes on.
     """
+    if threading.current_thread().name == rounds.THREAD:
+        raise ValueError(
+            "on_round calls pe.train, which would wait for the end of the run that calls on_round"
+        )
     cli.register_schema()
     names: dict[str, str] = {}
     with _LOCKS["train"], naming(names):

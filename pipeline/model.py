@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -127,7 +127,7 @@ class Model:
     @property
     def ids(self) -> np.ndarray:
         """The ids of what :meth:`predict` predicts, in the order of its rows; of links those of all nodes."""
-        return self._open().ids
+        return self._open().ids.copy()
 
     @property
     def scores(self) -> dict[str, float]:
@@ -150,25 +150,6 @@ class Model:
         """Predict logits, or values in their own unit, see :meth:`predict`."""
         return self._rows(data, pairs, _ids("nodes", nodes), keys)[0]
 
-    @overload
-    def predict(self, data: object = ..., *, table: Literal[True], **keys: Any) -> pd.DataFrame: ...
-
-    @overload
-    def predict(self, data: object = ..., *, triples: object, **keys: Any) -> pd.DataFrame: ...
-
-    @overload
-    def predict(self, data: object = ..., *, top: int, **keys: Any) -> pd.DataFrame: ...
-
-    @overload
-    def predict(
-        self,
-        data: object = ...,
-        *,
-        pairs: object = ...,
-        nodes: Sequence[Any] | None = ...,
-        **keys: Any,
-    ) -> Tensor: ...
-
     def predict(
         self,
         data: object = None,
@@ -181,7 +162,7 @@ class Model:
         table: bool = False,
         columns: str = "all",
         **keys: object,
-    ) -> Tensor | pd.DataFrame:
+    ) -> Any:
         """Predict the nodes of a graph, edges, graphs, links, or the answers to questions about a knowledge graph.
 
         Args:
@@ -256,7 +237,8 @@ class Model:
     ) -> tuple[Tensor, str]:
         warm = self._open_rows(data, keys)
         with apart_from_the_caller(self.run.config):
-            return warm.rows(nodes, pairs)
+            rows, kind = warm.rows(nodes, pairs)
+            return rows.clone(), kind  # the caller may change them
 
     def top(
         self,
@@ -294,13 +276,7 @@ class Model:
         with apart_from_the_caller(config):
             return warm.top(k, sources, candidates, filtered=filtered)
 
-    @overload
-    def vectors(self, data: object = ..., *, table: Literal[False] = ...) -> np.ndarray: ...
-
-    @overload
-    def vectors(self, data: object = ..., *, table: Literal[True]) -> pd.DataFrame: ...
-
-    def vectors(self, data: object = None, *, table: bool = False) -> np.ndarray | pd.DataFrame:
+    def vectors(self, data: object = None, *, table: bool = False) -> Any:
         """Return vectors: those that were learned of nodes or entities, the positions of a layout, or of a graph
         network what its head reads of each node with a label, or of each node for links.
 
@@ -321,7 +297,7 @@ class Model:
             else product_of(self.run.config).open_warm(self.run, data, {"embeddings": True})
         )
         with apart_from_the_caller(self.run.config):
-            ids, vectors = warm.ids, warm.vectors.numpy()
+            ids, vectors = warm.ids, warm.vectors.numpy().copy()
         return (
             vectors
             if not table

@@ -32,6 +32,9 @@ READABLE = (
     "ChildProcessError",
 )
 
+# Loggers of the engine that starts ranks.
+QUIET = ("torch.distributed.elastic", "torch.multiprocessing")
+
 
 def launch(
     function: Callable, num_ranks: int, num_threads: int, stop: StopRequest, *args: object
@@ -51,7 +54,7 @@ def launch(
         Stopped: a signal came before the ranks started, or the watchdog ended them.
     """
     # The engine reports on failures at length; what the user needs of it is raised below.
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+    for name in QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     start_rank_server()
     _wait_for_server()

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.stop import StopRequest
@@ -15,6 +17,8 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 OnRound = Callable[[Mapping[str, Any]], object]
 # Seconds between two looks at the records.
 PAUSE = 0.05
+# Name of the thread that calls the function.
+THREAD = "on_round"
 
 
 @contextlib.contextmanager
@@ -36,7 +40,7 @@ def told(folder: Path, on_round: OnRound | None, stop: StopRequest) -> Iterator[
         folder / "metrics.jsonl",
         set[bytes](),
         threading.Event(),
-        list[Exception](),
+        list[BaseException](),
     )
     seen.update(_lines(path))
 
@@ -46,8 +50,10 @@ def told(folder: Path, on_round: OnRound | None, stop: StopRequest) -> Iterator[
                 continue
             seen.add(line)
             record = json.loads(line)
-            if record.get("kind") == "round" and on_round(MappingProxyType(record)) is False:
-                return False
+            if record.get("kind") == "round":
+                answer = on_round(MappingProxyType(record))
+                if isinstance(answer, (bool, np.bool_)) and not answer:
+                    return False
         return True
 
     def work() -> None:
@@ -60,11 +66,11 @@ def told(folder: Path, on_round: OnRound | None, stop: StopRequest) -> Iterator[
                         "with the same folder goes on",
                     )
             tell_new()
-        except Exception as error:  # noqa: BLE001 - it is raised in the caller's thread
+        except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
             failures.append(error)
             stop.ask()
 
-    thread, was_stopped = threading.Thread(target=work, name="on_round", daemon=True), False
+    thread, was_stopped = threading.Thread(target=work, name=THREAD, daemon=True), False
     thread.start()
     try:
         yield

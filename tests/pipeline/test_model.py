@@ -1,5 +1,7 @@
 """A trained model as a person reads it from Python: tables with ids and names, of data that are read once."""
 
+import logging
+import multiprocessing
 import shutil
 
 import numpy as np
@@ -365,18 +367,66 @@ def test_the_caller_hears_of_each_round_and_may_stop(num_ranks, tmp_path):
     assert len(heard) > 3 and first not in heard
 
 
-def test_an_error_of_the_caller_stops_the_run(tmp_path):
-    def fail(record):
-        raise LookupError("of the caller")
+def leave(record):
+    raise SystemExit(3)
 
-    with pytest.raises(LookupError, match="of the caller"):
-        pe.train(
-            graph(),
-            folder=tmp_path / "run",
-            cache_dir=tmp_path / "cache",
-            on_round=fail,
-            **{**SMALL, "epochs": 200, "task.base": "none"},
-        )
-    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists() and not (
-        tmp_path / "run" / "summary.json"
-    ).exists()
+
+def look_up(record):
+    raise LookupError("of the caller")
+
+
+@pytest.mark.parametrize(
+    "on_round, error, message",
+    [
+        (look_up, LookupError, "of the caller"),
+        (leave, SystemExit, "3"),
+        (lambda record: np.False_, pe.Stopped, "on_round returned False"),
+        (lambda record: pe.train(graph()), ValueError, "on_round calls pe.train, which would"),
+    ],
+)
+def test_what_the_caller_does_at_a_round_stops_the_run(on_round, error, message, tmp_path):
+    options = {**SMALL, "epochs": 200, "task.base": "none", "cache_dir": tmp_path / "cache"}
+    with pytest.raises(error, match=message):
+        pe.train(graph(), folder=tmp_path / "run", on_round=on_round, **options)
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_what_a_caller_changes_is_its_own(result):
+    model = pe.load(result.folder)
+    before = [model.vectors(), model.logits(), model.predict(), model.prepare().x, model.ids]
+    copies = [each.copy() if isinstance(each, np.ndarray) else each.clone() for each in before]
+    for each in before:
+        each[:] = each[0]
+    again = [model.vectors(), model.logits(), model.predict(), model.prepare().x, model.ids]
+    for one, other in zip(copies, again, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_settings_of_the_caller_do_not_reach_a_training(num_ranks, result, tmp_path):
+    loggers = [
+        logging.getLogger("torch.distributed.elastic"),
+        logging.getLogger("torch.multiprocessing"),
+    ]
+    before = [logger.level for logger in loggers], multiprocessing.get_start_method(allow_none=True)
+    options = {
+        **SMALL,
+        "task.base": "none",
+        "cache_dir": tmp_path / "cache",
+        "num_ranks": num_ranks,
+    }
+    data = graph()
+    plain = pe.train(data, folder=tmp_path / "plain", **options)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            changed = pe.train(data, folder=tmp_path / "changed", **options)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert changed.summary["weights_sha256"] == plain.summary["weights_sha256"]
+    assert before == (
+        [logger.level for logger in loggers],
+        multiprocessing.get_start_method(allow_none=True),
+    )
