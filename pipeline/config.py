@@ -93,13 +93,6 @@ class ParallelConfig:
         minimum=1,
         changes_numbers=False,
     )
-    warn_after: float = key(
-        30.0,
-        "Number of seconds without a heartbeat after which the log names a rank. Phases that "
-        "may take minutes have ten times as long.",
-        above=0,
-        changes_numbers=False,
-    )
     timeout: float = key(
         600.0,
         "Number of seconds without a heartbeat of a rank after which the watchdog ends the "

@@ -221,7 +221,7 @@ def _watched(parallel: ParallelConfig, folder: Path, ranks: Ranks | None) -> Ite
         pulse.join(board, place, rank)
         stack.callback(pulse.leave)
         if ranks is None or ranks.local_rank == 0:
-            limits = Limits(parallel.warn_after, parallel.timeout, parallel.stop_timeout)
+            limits = Limits(parallel.timeout / 20, parallel.timeout, parallel.stop_timeout)
             stack.enter_context(watch(board, folder, limits, launches=ranks is None))
         yield
 

@@ -36,8 +36,6 @@ class TripleModel:
             "modulus" is minus the sum of the moduli of their complex differences.
         parts: number of real numbers that form one number of an entity. `dim` is a multiple of it.
         relation_parts: number of real numbers of a relation for `parts` real numbers of an entity.
-        query_relations: function that makes queries for relations from heads and tails; None if there is none.
-        relation_factor: what such a query is compared with, from the row of a relation.
     """
 
     name: str
@@ -46,8 +44,6 @@ class TripleModel:
     comparison: str
     parts: int = 1
     relation_parts: int = 1
-    query_relations: Callable[[Tensor, Tensor], Tensor] | None = None
-    relation_factor: Callable[[Tensor], Tensor] = lambda rows: rows
 
     @property
     def is_distance(self) -> bool:
@@ -149,14 +145,6 @@ def _simple_heads(tails: Tensor, relations: Tensor) -> Tensor:
     return torch.cat([forth * as_tail, back * as_head], dim=-1) / 2
 
 
-def _simple_between(heads: Tensor, tails: Tensor) -> Tensor:
-    (head_as_head, head_as_tail), (tail_as_head, tail_as_tail) = (
-        heads.chunk(2, -1),
-        tails.chunk(2, -1),
-    )
-    return torch.cat([head_as_head * tail_as_tail, head_as_tail * tail_as_head], dim=-1) / 2
-
-
 def _rotate(heads: Tensor, phases: Tensor) -> Tensor:
     return _complex_product(heads, torch.cat([phases.cos(), phases.sin()], dim=-1))
 
@@ -184,8 +172,8 @@ MODELS = {
     model.name: model
     for model in (
         TripleModel("transe", operator.add, operator.sub, "l1"),
-        TripleModel("distmult", operator.mul, operator.mul, "dot", query_relations=operator.mul),
-        # Re(h r conj(t)) = Re(h conj(conj(r) t)) = Re(r conj(conj(h) t))
+        TripleModel("distmult", operator.mul, operator.mul, "dot"),
+        # Re(h r conj(t)) = Re(h conj(conj(r) t))
         TripleModel(
             "complex",
             _complex_product,
@@ -193,11 +181,10 @@ MODELS = {
             "dot",
             2,
             2,
-            lambda h, t: _complex_product(_conjugate(h, 2), t),
         ),
-        TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2, _simple_between),
+        TripleModel("simple", _simple_tails, _simple_heads, "dot", 2, 2),
         TripleModel("rotate", _rotate, lambda t, phases: _rotate(t, -phases), "modulus", 2, 1),
-        # <h r, t> = <h, t conj(r)> = <r, conj(h) t>
+        # <h r, t> = <h, t conj(r)>
         TripleModel(
             "quate",
             lambda h, r: _hamilton(h, _unit(r)),
@@ -205,8 +192,6 @@ MODELS = {
             "dot",
             4,
             4,
-            lambda h, t: _hamilton(_conjugate(h, 4), t),
-            _unit,
         ),
     )
 }

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.command import arguments
+from parallel_epochs.pipeline.command import arguments, gone
 from parallel_epochs.pipeline.config import (
     AskConfig,
     ExplainConfig,
@@ -192,8 +192,11 @@ def to_object(
     typed |= {f"{name}.name" for name in typed - {"data"}}  # data.name is another key
     try:
         values = _flatten(
-            cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)), all_keys()
+            cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)),
+            all_keys() | gone.KEYS.keys(),
         )
+        if is_saved:
+            values = gone.leave_out(values)
         read = {entry.name: entry.value for entry in keys.entries(usual)}
         unread = {
             name: values.pop(name) for name in list(values) if name in all_keys() - read.keys()

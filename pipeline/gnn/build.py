@@ -241,7 +241,6 @@ def build_trainer(
         precision=train.precision,
         clip_grad_norm=train.clip_grad_norm,
         seed=config.seed,
-        prefetch=config.partition.prefetch,
         kernel=kernel,
         ranks=ranks,
         stop=stop,

@@ -40,34 +40,12 @@ class PartitionConfig:
         minimum=1,
         unless=WITHOUT_CLUSTERS,
     )
-    num_micro_parts: int = key(
-        0,
-        "Number of micro-clusters, which each round regroups into num_parts clusters. 0: 20 "
-        "x num_parts.",
-        minimum=0,
-        unless=WITHOUT_CLUSTERS,
-        when={"partition.name": ("metis_random", "kaminpar_random")},
-    )
-    stratify: bool = key(
-        False,
-        "Give each cluster the same share of the nodes of every type (graphs with several "
-        "types of nodes).",
-        unless=WITHOUT_CLUSTERS,
-        when={"partition.name": ("random",)},
-    )
     scale_sums: bool = key(
         False,
         "Multiply the sum over a node's neighbours in its cluster by the node's degree in "
         "the graph divided by its degree in the cluster.",
         unless=WITHOUT_CLUSTERS,
         when={"model.aggr": ("add", "softmax_sum", "power_sum")},
-    )
-    prefetch: int = key(
-        2,
-        "Number of batches that a background thread prepares ahead of training.",
-        minimum=1,
-        below=1000,
-        changes_numbers=False,
     )
 
     @property
@@ -438,12 +416,6 @@ class GNNTrainConfig(TrainConfig):
     )
     optimizer: str = key("adam", "Optimizer of the model.", choices=("adam", "adamw", "rmsprop"))
     weight_decay: float = key(0.0, "Weight decay of the optimizer.", minimum=0)
-    decay_vectors: bool = key(
-        True,
-        "Apply weight_decay to biases, norms and other vectors and numbers too. false: to "
-        "matrices only.",
-        unless={"train.weight_decay": (0.0,)},
-    )
     accumulate: int = key(
         1, "Number of batches whose gradients a rank adds up in one step.", minimum=1
     )
@@ -744,18 +716,6 @@ RULES = (
         for name, allowed in (
             ("model.name", ("deepergcn",)),
             ("task.name", ("node",)),
-        )
-    ),
-    *(
-        Rule({"partition.stratify": (True,)}, name, allowed, why)
-        for name, allowed, why in (
-            ("partition.name", ("random",), "other clusters follow the edges, or hold all nodes"),
-            ("loader.name", ("cluster",), "other loaders make no clusters"),
-            (
-                "data.components",
-                ("all",),
-                "components have nodes of each type in proportions of their own",
-            ),
         )
     ),
     *(

@@ -39,6 +39,8 @@ from parallel_epochs.pipeline.run.seeds import stream
 log = logging.getLogger(__name__)
 # Nodes of the batches that are measured: so few that it takes a second at most, so many that the rest is proportion.
 FEW, MORE = 256, 512
+# Batches that are ready before the model asks for them, as BackgroundRounds makes them.
+PREFETCH = 2
 # Bytes of a node of the graph for a partition while it is drawn, on top of those of a step and an evaluation.
 BYTES_PER_NODE_DRAWN = 32
 # Bytes of an edge that is looked at while a batch is made on a GPU.
@@ -256,7 +258,7 @@ def measure(setup: Setup) -> Footprint:
         drawing=BYTES_PER_EDGE_DRAWN * min(num_edges, DRAWN_AT_ONCE) if draws else 0,
         clusters_per_step=config.partition.clusters_per_step,
         is_random=config.partition.is_random,
-        held=config.partition.prefetch + 2 if on_cpu or draws else 1,
+        held=PREFETCH + 2 if on_cpu or draws else 1,
         waiting=partial(waiting_bytes, data) if on_disk else None,
         evaluation=_evaluation(setup, evaluation, batch, 0 if on_cpu else bytes_of(data) - graph),
     )
@@ -295,7 +297,7 @@ def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> f
         return forward(num_nodes, at_once) + rows + wide + blocks + graph
     share = 1 / min(config.evaluation.num_parts, num_nodes)
     size = num_nodes * share, num_edges * share * share
-    return forward(*size) + rows + batch(*size) * (config.partition.prefetch + 2 if on_cpu else 1)
+    return forward(*size) + rows + batch(*size) * (PREFETCH + 2 if on_cpu else 1)
 
 
 def _take_step(

@@ -47,14 +47,9 @@ def settle(setup: Setup) -> dict[str, float]:
 
 def build_optimizer(config: GNNConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer of a model's parameters."""
-    train, weights = config.train, list(model.parameters())
-    vectors = [] if train.decay_vectors else [weight for weight in weights if weight.dim() <= 1]
-    groups: list[dict] = [
-        {"params": [weight for weight in weights if train.decay_vectors or weight.dim() > 1]},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    train = config.train
     return OPTIMIZERS[train.optimizer](
-        [group for group in groups if group["params"]], lr=train.lr, weight_decay=train.weight_decay
+        model.parameters(), lr=train.lr, weight_decay=train.weight_decay
     )
 
 

@@ -172,7 +172,7 @@ def _build_predictor_of(
     if SNAPSHOT in data:
         return lambda round_: _predict_snapshots(data, setup, predict_batch, common, round_)
     config, model, table, loader = setup.config, setup.model, setup.table, setup.loader
-    evaluation, device, prefetch = config.evaluation, loader.device, config.partition.prefetch
+    evaluation, device = config.evaluation, loader.device
     is_one_graph = setup.kind.is_one_graph
     view_loader = build_view_loader(setup, data) if is_one_graph else cast(GraphLoader, loader)
 
@@ -205,7 +205,6 @@ def _build_predictor_of(
                 num_parts=evaluation.num_parts,
                 seed=config.seed,
                 round_=round_,
-                prefetch=prefetch,
             )
 
     return predict_all

@@ -47,7 +47,6 @@ class GNNTrainer:
         precision: "fp32", "bf16" by autocast, or "fp16" by autocast with a scaled loss.
         clip_grad_norm: largest norm of the gradient; 0 for no clipping.
         seed: of dropout and of the labels that are inputs.
-        prefetch: batches drawn ahead.
         kernel: what aggregates messages, for the log.
         stop: looked at in every step.
 
@@ -71,7 +70,6 @@ class GNNTrainer:
         precision: str = "fp32",
         clip_grad_norm: float = 0.0,
         seed: int = 0,
-        prefetch: int = 2,
         kernel: str = "",
         ranks: Ranks = Ranks(),
         stop: StopRequest | None = None,
@@ -96,10 +94,9 @@ class GNNTrainer:
             num_steps=schedule.num_steps,
             num_parameters=sum(weight.numel() for weight in weights),
         )
-        self._predict_all, self._ranks, self._prefetch, self._seed = (
+        self._predict_all, self._ranks, self._seed = (
             predict_all,
             ranks,
-            prefetch,
             seed,
         )
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
@@ -322,7 +319,7 @@ class GNNTrainer:
                 for round_, share in remaining
             )
             self._background = self._exit.enter_context(
-                BackgroundRounds(rounds, device=self.device, prefetch=self._prefetch)
+                BackgroundRounds(rounds, device=self.device)
             )
         return self._background
 

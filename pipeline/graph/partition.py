@@ -1,6 +1,5 @@
 """Partitions of the nodes into clusters, and measures of their quality."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,27 +48,6 @@ def random_partition(num_nodes: int, num_parts: int, rng: np.random.Generator) -
     """Assign the nodes at random to clusters whose sizes differ by at most one."""
     perm = torch.from_numpy(rng.permutation(num_nodes))
     return Partition(perm, torch.arange(num_parts + 1) * num_nodes // num_parts)
-
-
-def stratified_partition(
-    counts: Sequence[int], num_parts: int, rng: np.random.Generator
-) -> Partition:
-    """Assign the nodes at random to clusters that have as many nodes of each type, or one more.
-
-    The sizes of the clusters differ by at most one, too. The nodes of each type are shuffled and dealt in turn; the
-    next type goes on at the cluster at which the one before ended.
-
-    Args:
-        counts: number of nodes of each type; those of a type have consecutive numbers.
-    """
-    ends = np.cumsum(counts)
-    perm = np.concatenate(
-        [end - count + rng.permutation(count) for count, end in zip(counts, ends, strict=True)]
-    )
-    order, ptr = counting_sort(
-        rng.permutation(num_parts)[np.arange(len(perm)) % num_parts], num_parts
-    )
-    return Partition(torch.from_numpy(perm[order]).long(), torch.from_numpy(ptr).long())
 
 
 def whole_partition(num_nodes: int) -> Partition:

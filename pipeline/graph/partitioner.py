@@ -1,6 +1,6 @@
 """Draws partitions as pure functions of the graph, the seed, the round and the rank."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ from parallel_epochs.pipeline.graph.partition import (
     random_partition,
     regroup,
     shuffle_clusters,
-    stratified_partition,
     whole_partition,
 )
 from parallel_epochs.pipeline.graph.structure import inspect
@@ -47,8 +46,6 @@ class Partitioner:
         num_micro_parts: number of micro-clusters ("metis_random" and "kaminpar_random"); 0 for 20 x `num_parts`, but at
             most the number of nodes.
         cache: a folder for the results of METIS and KaMinPar.
-        strata: number of nodes of each type, of which every cluster gets the same share ("random"); none for clusters
-            without a look at types.
 
     Raises:
         ValueError: the name is unknown, there is less than one cluster or more than nodes, METIS or KaMinPar should cut
@@ -64,7 +61,6 @@ class Partitioner:
         seed: int = 0,
         num_micro_parts: int = 0,
         cache: Path | None = None,
-        strata: Sequence[int] | None = None,
     ):
         self.num_nodes = edge_index.get_sparse_size(1)
         if name not in PARTITIONS:
@@ -80,11 +76,6 @@ class Partitioner:
         self._engine = name.removesuffix("_random")
         if PARTITIONS[name] is draw_regrouped:
             num_micro_parts = num_micro_parts or min(20 * num_parts, self.num_nodes)
-            if not num_parts <= num_micro_parts <= self.num_nodes:
-                raise ValueError(
-                    f"partition.num_micro_parts must be between partition.num_parts ({num_parts:,}) and "
-                    f"the number of nodes ({self.num_nodes:,}), not {num_micro_parts:,}"
-                )
         if self._engine in ENGINES:
             # METIS crashes on a directed graph, and KaMinPar misreads it.
             structure = inspect(edge_index)
@@ -100,7 +91,6 @@ class Partitioner:
         self.num_micro_parts = num_micro_parts
         self.seed = seed
         self.cache = cache
-        self.strata = strata
         self._cut: dict[int, Partition] = {}
 
     def draw(self, round_: int, rank: int = 0) -> Partition:
@@ -117,8 +107,6 @@ class Partitioner:
 
 def draw_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
     """Draw random clusters of equal sizes, new ones each round."""
-    if partitioner.strata is not None:
-        return stratified_partition(partitioner.strata, partitioner.num_parts, rng)
     return random_partition(partitioner.num_nodes, partitioner.num_parts, rng)
 
 

@@ -222,7 +222,6 @@ def build_trainer(
             splits["train"].to(home),
             data.num_relations,
             batch_size=options.batch_size,
-            relation_weight=options.relation_weight,
             penalty=penalty,
             seed=config.seed,
         )

@@ -81,13 +81,6 @@ class KnowledgeTrainerConfig(TrainerConfig):
         minimum=0.0,
         may_be_auto=True,
     )
-    relation_weight: float = key(
-        0.0,
-        "Weight of a second cross-entropy: of a triple's relation among all relations, "
-        "given its head and tail. 0: none.",
-        minimum=0,
-        when={"trainer.loss": ("one_vs_all",)},
-    )
     l3: float = key(
         0.0,
         "Weight of the L3 penalty: the cubed real numbers of a triple, as in GraphVite (models whose "

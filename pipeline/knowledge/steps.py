@@ -181,7 +181,6 @@ class OneVsAllSteps:
     Args:
         triples: [num_triples, 3], on the device of the tables.
         batch_size: answers of a step, on average, of all ranks together; each triple makes two.
-        relation_weight: weight of the second cross-entropy; 0: none.
     """
 
     is_sparse = False
@@ -192,7 +191,6 @@ class OneVsAllSteps:
         num_relations: int,
         *,
         batch_size: int,
-        relation_weight: float = 0.0,
         penalty: Penalty = Penalty(),
         seed: int = 0,
     ):
@@ -204,7 +202,7 @@ class OneVsAllSteps:
             2 * num_relations,
         )
         self.num_steps = min(-(-2 * len(triples) // batch_size), len(self._answers))
-        self._mean_size, self._relation_weight = 2 * len(triples) / self.num_steps, relation_weight
+        self._mean_size = 2 * len(triples) / self.num_steps
         self._penalty, self._seed = penalty, seed
 
     def order(self, round_: int) -> Tensor:
@@ -234,23 +232,6 @@ class OneVsAllSteps:
             rows[len(queries) :],
         )
         loss = one_vs_all(model.query_tails(heads, relations), tables.entities, query_of, answers)
-        if self._relation_weight:
-            assert (
-                model.query_relations is not None
-            )  # a model without is refused, as its scores are distances
-            between, factors = (
-                model.query_relations(heads[query_of], tails),
-                model.relation_factor(tables.relations),
-            )
-            # A query may have any number of answers: as many scores at a time as of the entities.
-            at_once = max(len(queries) * len(tables.entities) // len(factors), 1)
-            loss = loss + self._relation_weight * one_vs_all(
-                between,
-                factors,
-                torch.arange(len(tails), device=tails.device),
-                kinds[query_of],
-                at_once=at_once,
-            )
         count = torch.bincount(query_of, minlength=len(queries))
         asked = self._penalty(heads, model.parts) + self._penalty(relations, model.relation_parts)
         loss = loss + self._penalty(tails, model.parts).sum() + (count * asked).sum()

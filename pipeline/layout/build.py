@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 SPREAD, JITTER = 0.1, 1e-4
 # Characters of a name in layout.npz, at most.
 LONGEST_NAME = 200
+# Points for which trustworthiness is computed, always the same ones.
+SCORED_POINTS = 2000
 # Points of a partition, at least.
 MIN_PART = 16
 
@@ -183,7 +185,6 @@ def build_trainer(
         last_lr=options.last_lr,
         eval_every=train.eval_every,
         early_attraction=options.early_attraction,
-        early_fraction=options.early_fraction,
     )
     probe = build_probe(config, data)
     trainer = LayoutTrainer(
@@ -238,7 +239,7 @@ def build_probe(config: LayoutConfig, data: Data) -> LayoutProbe:
     if "knn_acc" in allowed and (classes := classes_of(data)) is not None:
         scores["knn_acc"] = partial(vote, labels=classes)
     if "trustworthiness" in allowed:
-        points = sample_points(data.num_nodes, options.score_sample, seed)
+        points = sample_points(data.num_nodes, SCORED_POINTS, seed)
         scores["trustworthiness"] = partial(trust, x=data.x.numpy(), points=points)
     if "auc" in allowed:
         ends = data.edge_index.as_tensor().long().numpy()

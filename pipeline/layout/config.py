@@ -52,12 +52,6 @@ class LayoutTrainerConfig(TrainerConfig):
     early_attraction: float = key(
         4.0, "Factor of the attraction in the first epochs (early exaggeration).", above=0
     )
-    early_fraction: float = key(
-        0.25,
-        "Fraction of the epochs, from the first one on, that use trainer.early_attraction.",
-        minimum=0,
-        below=1,
-    )
     num_negatives: int = key(
         8, "Number of negative points drawn for each tile of sixteen pairs.", minimum=1, below=65
     )
@@ -95,12 +89,6 @@ class LayoutTrainerConfig(TrainerConfig):
         "trustworthiness: needs vectors. auc: needs the links of a graph. Default: the first of "
         "these that the data allow.",
         choices=("knn_acc", "trustworthiness", "auc"),
-    )
-    score_sample: int = key(
-        2000,
-        "Number of points, always the same ones, for which trustworthiness is computed. 0: all.",
-        minimum=0,
-        when=VECTORS,
     )
 
 

@@ -18,6 +18,8 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 
 # Points that attract each other come within a few units; so far apart, on average, they are in no layout.
 FAR = 1000.0
+# The part of a run, from its beginning, in which the attraction is stronger.
+EARLY_FRACTION = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +28,13 @@ class LayoutPlan(RoundPlan):
 
     Attributes:
         early_attraction: factor on what pulls neighbours together at the beginning.
-        early_fraction: of the run, for which it is.
     """
 
     early_attraction: float = 1.0
-    early_fraction: float = 0.0
 
     def attraction(self, done: float) -> float:
         """Return the factor on what pulls neighbours together when a fraction of the rounds is done."""
-        return self.early_attraction if done < self.early_fraction else 1.0
+        return self.early_attraction if done < EARLY_FRACTION else 1.0
 
 
 def _loss_limit(options: LayoutOptions) -> float:

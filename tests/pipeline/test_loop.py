@@ -275,7 +275,6 @@ def test_every_choice_of_the_optimizer_changes_the_result(configure):
         {"train.weight_decay": 0.1},
         {"train.weight_decay": 0.1, "train.optimizer": "adamw"},
         {"train.optimizer": "rmsprop"},
-        {"train.weight_decay": 0.1, "train.decay_vectors": False},
         {"train.accumulate": 2},
         {"train.ema": 0.5},
         {"model.dropout": 0.5},
@@ -314,23 +313,6 @@ def test_a_step_has_the_gradient_of_all_labels_of_its_batches(
         (total / sum_counts).backward()
         for weight, grad in zip(model.parameters(), grads, strict=True):
             torch.testing.assert_close(grad, weight.grad)
-
-
-def test_weight_decay_of_matrices_leaves_vectors_alone(configure):
-    config = configure(
-        *TOY, "train.optimizer=adamw", "train.weight_decay=0.5", "train.decay_vectors=false"
-    )
-    with contextlib.closing(
-        build.build_trainer(config, build.open_graph(config).data, CPU)
-    ) as trainer:
-        before = {name: value.clone() for name, value in trainer.model.named_parameters()}
-        for weight in trainer.model.parameters():
-            weight.grad = torch.zeros_like(weight)
-        trainer.optimizer.step()
-        lr = config.train.lr
-        for name, value in trainer.model.named_parameters():
-            factor = 1 - lr * 0.5 if value.dim() > 1 else 1
-            torch.testing.assert_close(value, before[name] * factor, rtol=1e-6, atol=0)
 
 
 def test_a_plateau_follows_a_linear_warm_up_and_clipping_bounds_the_gradient(

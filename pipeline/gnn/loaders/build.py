@@ -64,22 +64,8 @@ def build_partitioner(config: GNNConfig, data: Data, edges: EdgeIndex | None = N
         name=config.partition.name,
         num_parts=1 if num_parts == keys.AUTO else num_parts,
         seed=config.seed,
-        num_micro_parts=config.partition.num_micro_parts,
         cache=Path(config.cache_dir) / "partitions",
-        strata=_strata_of(config, data),
     )
-
-
-def _strata_of(config: GNNConfig, data: Data) -> list[int] | None:
-    """Return the number of nodes of each type, if clusters get the same share of each."""
-    if not config.partition.stratify:
-        return None
-    if len(data.types.names) == 1:
-        raise ValueError(
-            "partition.stratify=true gives each cluster the same share of the nodes of every type, and "
-            f"{config.data.origin()} has one type of nodes. Leave it out"
-        )
-    return data.types.counts
 
 
 def build_stream(config: GNNConfig, data: Data) -> ClusterStream | None:

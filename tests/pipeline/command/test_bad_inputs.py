@@ -313,7 +313,6 @@ COMMANDS = [
     ),
     (TRAIN, "seed=-1", "seed must be in [0, 2^63), not -1"),
     (TRAIN, "partition.num_parts=0", "partition.num_parts must be at least 1, not 0"),
-    (TRAIN, "partition.prefetch=1000000", "partition.prefetch must be less than 1000, not 1000000"),
     (
         TRAIN,
         "evaluation.num_views=1000000000",
@@ -629,11 +628,6 @@ MISFITS = [
         "partition.num_parts=241",
         "partition.num_parts=241 is more than the 240 nodes of the graph; set it to at most "
         "that number",
-    ),
-    (
-        "partition=metis_random partition.num_micro_parts=3",
-        "partition.num_micro_parts must be between "
-        "partition.num_parts (4) and the number of nodes (240), not 3",
     ),
     (
         "data.components=9",

@@ -308,15 +308,6 @@ def _matrix(q):
     return np.array([[a, -b, -c, -d], [b, a, -d, c], [c, d, a, -b], [d, -c, b, a]])
 
 
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if not model.is_distance])
-def test_a_query_for_relations_gives_the_scores_of_triples(name):
-    model, rng = MODELS[name], torch.Generator().manual_seed(0)
-    heads, tails = torch.randn(2, 5, 8, generator=rng, dtype=torch.float64)
-    relations = torch.randn(5, model.relation_dim(8), generator=rng, dtype=torch.float64)
-    found = match(model.query_relations(heads, tails), model.relation_factor(relations), "dot")
-    torch.testing.assert_close(found, model.score(heads, relations, tails))
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_scores_are_those_of_the_papers(name):
     model = VARIANTS[name]

@@ -181,10 +181,6 @@ def test_the_metis_cache_knows_graph_parts_and_seed(tmp_path):
         ),
         (dict(name="random", num_parts=0), "partition.num_parts must be at least 1, not 0"),
         (dict(name="random", num_parts=101), "partition.num_parts=101 is more than the 100 nodes"),
-        (
-            dict(name="metis_random", num_parts=5, num_micro_parts=3),
-            "partition.num_micro_parts must be between",
-        ),
     ],
 )
 def test_impossible_partitions(options, message):
@@ -198,36 +194,3 @@ def test_metis_refuses_a_directed_graph():
         ValueError, match="graph is directed: 2 of 4 edges have no reverse.*data.to_undirected=true"
     ):
         Partitioner(directed, name="metis", num_parts=2)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 99))
-def test_stratified_clusters_have_as_many_nodes_of_each_type(counts, num_parts, seed):
-    num_nodes = sum(counts)
-    num_parts = min(num_parts, num_nodes)
-    p = partitions.stratified_partition(counts, num_parts, stream("test", seed))
-    assert is_partition(p, num_nodes)
-    kind = np.repeat(np.arange(len(counts)), counts)
-    sizes = np.array(
-        [
-            np.bincount(kind[p.nodes(part).numpy()], minlength=len(counts))
-            for part in range(num_parts)
-        ]
-    )
-    assert (sizes.max(0) - sizes.min(0) <= 1).all() and np.ptp(sizes.sum(1)) <= 1
-    again = partitions.stratified_partition(counts, num_parts, stream("test", seed))
-    assert torch.equal(p.perm, again.perm) and torch.equal(p.ptr, again.ptr)
-
-
-def test_nodes_of_a_type_are_dealt_at_random_and_no_cluster_is_preferred():
-    drawn = [
-        partitions.stratified_partition([5, 3], 4, stream("test", seed)) for seed in range(400)
-    ]
-    of_node = np.zeros((8, 4), int)
-    larger = np.zeros(4, int)
-    for p in drawn:
-        for part in range(4):
-            nodes = p.nodes(part).numpy()
-            of_node[nodes, part] += 1
-            larger[part] += (nodes < 5).sum() == 2
-    assert (abs(of_node - 100) < 40).all() and (abs(larger - 100) < 40).all()

@@ -56,7 +56,7 @@ def free(monkeypatch):
             pytest.param(overrides, marks=pytest.mark.slow)
             for overrides in (
                 ALL,
-                [*ALL_ADAM, "trainer.relation_weight=0.5"],
+                ALL_ADAM,
                 ADAGRAD,
                 ["trainer.model=transe", *NEGATIVES],
             )

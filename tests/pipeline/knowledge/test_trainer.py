@@ -81,7 +81,6 @@ def steps_of(data, kind, penalty=Penalty()):
             data.triples[:130],
             data.num_relations,
             batch_size=50,
-            relation_weight=0.7,
             penalty=penalty,
             seed=3,
         )
@@ -197,10 +196,7 @@ def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
     for h, r, t in both.tolist():
         rows = tables.entities[h], tables.relations[r], tables.entities[t]
         scores = model.score_tails(rows[0][None], rows[1][None], tables.entities)[0]
-        kinds = torch.stack(
-            [model.score(rows[0], relation, rows[2]) for relation in tables.relations]
-        )
-        total = total - scores.log_softmax(0)[t] - 0.7 * kinds.log_softmax(0)[r]
+        total = total - scores.log_softmax(0)[t]
         for row in rows:
             total = total + 0.3 * (row[:4] ** 2 + row[4:] ** 2).pow(1.5).sum()
     found = [gradients(tables, steps, Ranks(), step) for step in range(steps.num_steps)]
@@ -406,7 +402,6 @@ def test_loss_optimizer_and_learning_rate_follow_from_the_model(
             ["trainer.model=transe", "trainer.loss=negatives", "trainer.n3=0.1"],
             "trainer.n3=0.1 needs .*=transe",
         ),
-        (["trainer.relation_weight=-1"], "trainer.relation_weight must be at least 0"),
         (["trainer.dim=900000000"], "trainer.dim must be less than"),
         (
             ["trainer.dim=999998", "data.num_entities=9999999", "data.num_operands=1"],

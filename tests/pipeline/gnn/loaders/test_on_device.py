@@ -110,7 +110,6 @@ def test_whole_graphs(overrides, configure, tmp_path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["partition.num_parts=3", "partition.stratify=true"],
         pytest.param(
             [
                 "loader=neighbor",

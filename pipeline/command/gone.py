@@ -1,0 +1,39 @@
+"""Keys that no run reads any more, with the values under which a saved run still means the same; none: any value."""
+
+from typing import Any
+
+# Version 0.6.0 reads a run with any other value.
+LAST_VERSION = "0.6.0"
+KEYS: dict[str, tuple] = {
+    "model.knn": (0,),
+    "model.knn_dilation": (1,),
+    "model.knn_epsilon": (0.0,),
+    "model.tolerance": (0.001,),
+    "parallel.warn_after": (),
+    "partition.num_micro_parts": (0,),
+    "partition.prefetch": (),
+    "partition.stratify": (False,),
+    "train.cuda_graph": (),
+    "train.decay_vectors": (True,),
+    "trainer.early_fraction": (0.25,),
+    "trainer.relation_weight": (0.0,),
+    "trainer.score_sample": (2000,),
+}
+
+
+def leave_out(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out gone keys of a saved configuration that have the values that are fixed now.
+
+    Args:
+        values: of all keys, by their full names.
+
+    Raises:
+        ValueError: a gone key has another value.
+    """
+    for name, fixed in KEYS.items():
+        if name in values and fixed and values[name] not in fixed:
+            raise ValueError(
+                f"{name}={values[name]} is a key of version {LAST_VERSION} and before, which opens this run: "
+                f"pip install parallel-epochs=={LAST_VERSION}"
+            )
+    return {name: value for name, value in values.items() if name not in KEYS}

@@ -1,0 +1,33 @@
+"""Keys of earlier versions in the config.yaml of a run."""
+
+import re
+
+import pytest
+
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.command import gone, schema
+
+
+def test_no_gone_key_is_known():
+    assert not gone.KEYS.keys() & schema.all_keys()
+
+
+@pytest.mark.parametrize("name", gone.KEYS)
+def test_a_saved_run_may_hold_the_value_that_is_fixed_now(name, configure, tmp_path):
+    config, path = configure(), tmp_path / "config.yaml"
+    part, _, last = name.rpartition(".")
+    for value, opens in ((next(iter(gone.KEYS[name]), 7), True), ("other", not gone.KEYS[name])):
+        text = keys.to_yaml(config)
+        shown = "null" if value is None else str(value).lower()
+        line = f"{part}:\n  {last}: {shown}" if part else f"{last}: {shown}"
+        assert text.count(f"\n{part}:\n") <= 1
+        text = (
+            text.replace(f"\n{part}:\n", f"\n{line}\n")
+            if f"\n{part}:\n" in text
+            else f"{text}{line}\n"
+        )
+        if opens:
+            assert schema.parse(text, path) == config
+        else:
+            with pytest.raises(ValueError, match=re.escape(f"{name}=other") + ".*version 0.6.0"):
+                schema.parse(text, path)
