@@ -141,8 +141,6 @@ class RunConfig:
     """
 
     takes: ClassVar[tuple[str, ...]] = ()
-    # It tells whether the predictions of several runs can be averaged.
-    averages_runs: ClassVar[bool] = False
     # The command `explain` takes predictions of its runs.
     explains: ClassVar[bool] = False
     # The meaning of device=auto for this product: "auto", a GPU if there is one; or "cpu", where GPUs are experimental.
@@ -280,7 +278,7 @@ class OpenConfig:
 
     run: str = key(
         ...,
-        "Run directory, or that of a sweep, whose predictions are averaged (trainer=gnn).",
+        "Run directory, or a file that export=FILE wrote.",
         is_path=True,
     )
     checkpoint: str = key(

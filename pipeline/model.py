@@ -321,8 +321,7 @@ class Model:
         Raises:
             ValueError: the id names nothing, `top` is no whole number, or the run learned vectors.
         """
-        self.run.refuse_several("explanation")
-        cli.refuse_explanation([(self.run.folder, self.run.config, self.run.shared)])
+        cli.refuse_explanation(self.run.folder, self.run.config, self.run.shared)
         if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
             raise ValueError(f"top must be a whole number of rows, 1 or more, not {top!r}")
         warm = self._open()
@@ -342,7 +341,6 @@ class Model:
         Raises:
             ValueError: the run predicts links, or learned vectors.
         """
-        self.run.refuse_several("network")
         return self._open_rows(data).network
 
     def prepare(self, data: object = None) -> Data:
@@ -355,7 +353,6 @@ class Model:
             ``x``, ``edge_index``, ``edge_attr`` and, of many graphs, ``ptr``; in the order of :attr:`ids` where all
             nodes have labels.
         """
-        self.run.refuse_several("inputs")
         return self._open_rows(data).inputs()
 
     def newcomers(self) -> "Newcomers":
@@ -426,7 +423,6 @@ class Model:
                 return self._warm[key]
 
     def _result(self) -> "Result":
-        self.run.refuse_several("scores and rounds")
         if self.run.shared is not None:
             raise ValueError(f"{self.run.folder} is a model alone, without the history of its run")
         return Result(
@@ -445,7 +441,6 @@ class Model:
         Raises:
             ValueError: the model cannot predict other data, and says why; or another file is there.
         """
-        self.run.refuse_several("file")
         path, config = Path(path).expanduser(), self.run.config
         asked = product_keys(config.trainer.name).predict(str(self.run.folder), overwrite=overwrite)
         if export_inputs != "prepared":
@@ -456,7 +451,7 @@ class Model:
 
 
 def load(
-    path: str | Path | Sequence[str | Path],
+    path: str | Path,
     *,
     checkpoint: str = "best",
     device: str = "auto",
@@ -465,7 +460,6 @@ def load(
     """Open a trained model: a run directory, or a file that ``export`` wrote.
 
     Args:
-        path: several, or the directory of a sweep, give a model whose predictions are the mean of those of all.
         checkpoint: "best" by the validation metric, or "last".
         device: "auto", "cpu", "cuda" or "cuda:N".
         trust: allow a class of the user's that the configuration names, and you have not (model=custom).
@@ -474,34 +468,24 @@ def load(
         ValueError: it is neither.
     """
     cli.register_schema()
-    paths: list[Any] = (
-        [path]
-        if isinstance(path, (str, Path)) or not isinstance(path, (list, tuple))
-        else list(path)
-    )
-    if not paths or not all(isinstance(one, (str, Path)) for one in paths):
+    if not isinstance(path, (str, Path)):
         raise ValueError(
-            f"path={shown(path)} names no run: give the directory of one, a file that export wrote, or a "
-            "list of several"
+            f"path={shown(path)} names no run: give its directory, or a file that export wrote"
         )
-    paths = [Path(one).expanduser() for one in paths]
-    loaded = cli.load_runs(cli.members_of(paths[0]) if len(paths) == 1 else paths, trusts=trust)
-    first, config, _ = loaded[0]
+    config, content = cli.load_run(Path(path).expanduser(), trusts=trust)
     options = product_keys(config.trainer.name).evaluate(
-        str(first), checkpoint=checkpoint, device=device
+        str(Path(path).expanduser()), checkpoint=checkpoint, device=device
     )
     schema.check_options(options)
-    return Model(cli.saved_runs(options, loaded))
+    return Model(cli.saved_run(options, config, content))
 
 
-def predict(
-    path: str | Path | Sequence[str | Path], data: object = None, **asked: Any
-) -> pd.DataFrame:
+def predict(path: str | Path, data: object = None, **asked: Any) -> pd.DataFrame:
     """Predict with a trained model: :func:`load`, then :meth:`Model.predict` as a table, with the same arguments."""
     return load(path).predict(data, table=True, **asked)
 
 
-def evaluate(path: str | Path | Sequence[str | Path], **keys: object) -> dict[str, float]:
+def evaluate(path: str | Path, **keys: object) -> dict[str, float]:
     """Compute the metric of each split, as ``python -m pipeline.evaluate run=DIR`` does.
 
     Args:

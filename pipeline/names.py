@@ -50,7 +50,6 @@ MAIN_RESULT_KEYS = ("logits", "values", "embedding")
 RESULT_KEYS = (
     *MAIN_RESULT_KEYS,
     "n_id",
-    "smoothed",
     "temperature",
     "pairs",
     "embeddings",

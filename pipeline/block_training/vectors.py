@@ -117,7 +117,6 @@ class OpenVectors:
                 f"{self._title}, and learned vectors of its own data. Leave "
                 f"{'data' if data is not None else next(iter(given))} out"
             )
-        run.refuse_several("vectors")
         check_device(run)
         self.vectors, names = read(run)
         self.ids = np.array(names, object)

@@ -1,7 +1,6 @@
 """The entry points share Hydra, the help, and errors that a user can read. Nothing here imports torch."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -12,7 +11,6 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -444,76 +442,26 @@ def open_run(cfg: DictConfig, command: str) -> tuple["SavedRun", Any]:
     Raises:
         ValueError: no run is named, it is none, or a key does not fit it.
     """
-    loaded = load_runs(members_of(named_run(cfg, command)), trusts=cfg.trust)
-    _, config, _ = loaded[0]
+    path = named_run(cfg, command)
+    config, content = load_run(path, trusts=cfg.trust)
     options = schema.to_options(cfg, config, command)
     if isinstance(options, ExplainConfig):
         if config.explains:
             options.check_question(
                 options.run, takes_pairs=getattr(config, "predicts_links", False)
             )
-        refuse_explanation(loaded)
-    run = saved_runs(options, loaded)
-    if isinstance(options, ExplainConfig):
-        run.refuse_several("explanation")
+        refuse_explanation(path, config, content)
+    run = saved_run(options, config, content)
     _check_files(options, config, predicts=command == "predict")
     return run, options
 
 
-def members_of(path: Path) -> list[Path]:
-    """Return the runs in a directory that is no run itself, such as that of a sweep, or the path alone.
-
-    Runs that have not ended are left out, which the log says.
-    """
-    if not path.is_dir() or files.is_there(path / "config.yaml"):
-        return [path]
-    ended = {
-        summary.parent
-        for summary in path.glob("**/summary.json")
-        if files.is_there(summary.parent / "config.yaml")
-    }
-    members = sorted(
-        folder
-        for folder in ended
-        if not any(  # no model of a component or a candidate of a run
-            files.is_there(outer / "config.yaml")
-            for outer in takewhile(path.__ne__, folder.parents)
-        )
-    )
-    if members and (left := {log.parent for log in path.glob("**/train.log")} - ended):
-        logging.getLogger(__name__).warning(
-            "%s of the runs in %s have not ended, and are left out, such as %s",
-            f"{len(left):,}",
-            path,
-            min(left),
-        )
-    return members or [path]
-
-
-def load_runs(paths: list[Path], *, trusts: bool) -> list[tuple[Path, RunConfig, "Content | None"]]:
-    """Read what :func:`load_run` reads of each of several runs whose predictions are to be averaged.
-
-    Raises:
-        ValueError: one of them is no run, or they learned vectors.
-    """
-    loaded = [(path, *load_run(path, trusts=trusts)) for path in paths]
-    for path, config, _ in loaded if len(loaded) > 1 else []:
-        if not config.averages_runs:
-            raise ValueError(
-                f"the predictions of {len(loaded)} runs cannot be averaged: {path} has "
-                f"trainer={config.trainer.name}, and those of trainer=gnn can. Name one, such as "
-                f"run={paths[0]}"
-            )
-    return loaded
-
-
-def refuse_explanation(loaded: list[tuple[Path, RunConfig, "Content | None"]]) -> None:
+def refuse_explanation(path: Path, config: RunConfig, content: "Content | None") -> None:
     """Refuse to explain what a run does not predict, or cannot without its data.
 
     Raises:
         ValueError: it learned vectors, or is a file without data.
     """
-    path, config, content = loaded[0]
     if not config.explains:
         raise ValueError(
             f"{path} has trainer={config.trainer.name}, which learns vectors, and only predictions of "
@@ -523,22 +471,6 @@ def refuse_explanation(loaded: list[tuple[Path, RunConfig, "Content | None"]]) -
         raise ValueError(
             f"{path} is a model without data. Name the directory of its run, where the neighbours are"
         )
-
-
-def saved_runs(
-    options: AskConfig, loaded: list[tuple[Path, RunConfig, "Content | None"]]
-) -> "SavedRun":
-    """Return the first of several runs, with the others.
-
-    Args:
-        options: the keys of `evaluate` or `predict`.
-        loaded: as :func:`load_runs` returns it.
-    """
-    first, *others = (
-        saved_run(dataclasses.replace(options, run=str(path)), config, shared)
-        for path, config, shared in loaded
-    )
-    return dataclasses.replace(first, others=tuple(others))
 
 
 def named_run(cfg: DictConfig, command: str) -> Path:

@@ -5,6 +5,7 @@ from typing import Any
 # Version 0.6.0 reads a run with any other value.
 LAST_VERSION = "0.6.0"
 KEYS: dict[str, tuple] = {
+    "evaluation.smooth": (),
     "model.knn": (0,),
     "model.knn_dilation": (1,),
     "model.knn_epsilon": (0.0,),

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, cast
 
-from parallel_epochs.pipeline.gnn import fusion, label_scores, link_fusion, smoothing
+from parallel_epochs.pipeline.gnn import fusion, label_scores, link_fusion
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
@@ -25,7 +25,7 @@ def finish(
     ranks: Ranks = Ranks(),
     stop: StopRequest | None = None,
 ) -> dict[str, Any]:
-    """Choose what a run answers with at its end, if it has a simple method, and smooth this, if asked to.
+    """Choose what a run answers with at its end if it has a simple method.
 
     Returns:
         What it adds to the summary.
@@ -34,15 +34,12 @@ def finish(
         Stopped: a rank was asked to stop; all ranks raise it.
     """
     found = dict[str, Any]()
-    if setup.base is not None or setup.config.evaluation.smooths:
+    if setup.base is not None:
         pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
         rows, epoch = predict_best(setup, folder, ranks, stop)
-        if setup.base is not None and ranks.is_first:
+        if ranks.is_first:
             choose = link_fusion.finish if isinstance(setup.base, LinkBase) else fusion.finish
-            found, rows = choose(setup, rows, epoch, folder)
-        smooths = setup.config.evaluation.smooths
-        if smooths and (smoothed := smoothing.smooth_rows(setup, rows, ranks=ranks, stop=stop)):
-            found["smoothed"] = smoothed.record()
+            found, _ = choose(setup, rows, epoch, folder)
     return found | (label_scores.read_decisions(folder) if ranks.is_first else {})
 
 

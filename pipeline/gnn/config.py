@@ -498,9 +498,6 @@ class GNNParallelConfig(ParallelConfig):
     )
 
 
-SMOOTHINGS = ("none", "label_propagation", "correct_and_smooth", "two_step_propagation")
-
-
 @dataclass
 class EvaluationConfig:
     """How every node is predicted."""
@@ -527,20 +524,6 @@ class EvaluationConfig:
         "relation and hop. Default: as in loader.num_neighbors.",
         when={"evaluation.method": ("neighbor",)},
     )
-    smooth: str = key(
-        "none",
-        "Also report smoothed predictions. label_propagation: spread training labels and "
-        "predictions of classes along the edges. correct_and_smooth: first correct the predictions by "
-        "the errors of training nodes. two_step_propagation: mix the predictions, of classes or binary "
-        "tasks, with the mean training labels one and two steps away.",
-        choices=SMOOTHINGS,
-        changes_numbers=False,
-    )
-
-    @property
-    def smooths(self) -> bool:
-        """Tell whether predictions are smoothed."""
-        return self.smooth != "none"
 
     @property
     def is_exact(self) -> bool:
@@ -691,19 +674,6 @@ RULES = (
         (0.0,),
         "the focal loss needs the probability of a single label",
     ),
-    Rule(
-        {"evaluation.smooth": SMOOTHINGS[1:]},
-        "task.name",
-        ("node",),
-        "labels of nodes spread along edges",
-    ),
-    Rule(
-        {"evaluation.smooth": SMOOTHINGS[1:]},
-        "data.components",
-        lambda value: value != "separate",
-        "the predictions of a single model are smoothed",
-        "data.components=all, largest or a number",
-    ),
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
     Rule({"kernel": ("pyg",)}, "model.name", ("pyg",), "other models have no layers of PyG's"),
     *(
@@ -756,7 +726,6 @@ class GNNConfig(RunConfig):
     """A run of trainer=gnn."""
 
     takes: ClassVar[tuple[str, ...]] = ("graph", "graphs")
-    averages_runs: ClassVar[bool] = True
     explains: ClassVar[bool] = True
     members: ClassVar[dict[str, tuple[str, dict[str, type]]]] = {
         **RunConfig.members,
@@ -1090,11 +1059,6 @@ class GNNEvaluateConfig(EvaluateConfig):
         None,
         "Largest number of neighbours sampled for a node, for each hop, or for each "
         "relation and hop. Default: as in the run.",
-    )
-    smooth: str | None = key(
-        None,
-        "Smoothing of the predictions, beside those of the model. Default: as in the run.",
-        choices=SMOOTHINGS,
     )
     output: str | None = key(
         None,

@@ -16,7 +16,7 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.column_names import Channel
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables.fitted import content_of
-from parallel_epochs.pipeline.gnn import ensemble, fusion, new_data
+from parallel_epochs.pipeline.gnn import fusion, new_data
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
 from parallel_epochs.pipeline.gnn.predict import open_run, predict as save_predictions
@@ -57,7 +57,6 @@ RETURNED = {
 def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
     """Export a run if that is asked for, and save its predictions; see :func:`pipeline.gnn.predict.predict`."""
     if wanted.export is not None:
-        ensemble.check(run, wanted)
         export(run, Path(wanted.export), wanted)
     if wanted.export is None or wanted.predictions is not None or wanted.output is not None:
         save_predictions(run, wanted)

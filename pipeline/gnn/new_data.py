@@ -431,7 +431,6 @@ def _for_prediction(kind: Kind, data: Data) -> GNNConfig:
         "task.class_weights": None,
         "task.label_smoothing": 0.0,
         "task.focal_gamma": 0.0,
-        "evaluation.smooth": "none",
     }
     if kind.is_one_graph:
         changes["loader.name"] = "cluster"

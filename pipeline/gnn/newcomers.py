@@ -121,7 +121,6 @@ class Newcomers:
         from parallel_epochs.pipeline.data.tables import new_rows
 
         self._run, config = run, run.config
-        run.refuse_several("answers for new rows")
         reason = _why_not(run)
         if reason is None:
             state = run.load()

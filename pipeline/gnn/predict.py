@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import answers, build, ensemble, label_scores, new_data
+from parallel_epochs.pipeline.gnn import answers, build, label_scores, new_data
 from parallel_epochs.pipeline.gnn.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
@@ -20,26 +20,25 @@ from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.smoothing import smooth
 from parallel_epochs.pipeline.gnn.top import Question
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting
-from parallel_epochs.pipeline.run.log import format_scores, format_table, mean_and_std
+from parallel_epochs.pipeline.run.log import format_score, format_table
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 log = logging.getLogger(__name__)
 
 # Keys of `evaluate` that replace those of the run below `evaluation`.
-EVALUATION = ("method", "num_views", "num_parts", "num_neighbors", "smooth")
+EVALUATION = ("method", "num_views", "num_parts", "num_neighbors")
 
 
 def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, float]:
     """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
 
     Returns:
-        The metric of each split, without smoothing.
+        The metric of each split.
 
     Raises:
         ValueError: see :func:`predict_rows`.
@@ -52,26 +51,17 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
         )
     setup, predicted = predict_rows(run, wanted)
 
-    def score(rows: Tensor) -> dict[str, float]:
-        found = setup.task.scores(setup.model, rows, official=True)
-        return _name_parts(setup, found) if is_new else found
-
-    scores = score(predicted.rows)
+    scores = setup.task.scores(setup.model, predicted.rows, official=True)
+    if is_new:
+        scores = _name_parts(setup, scores)
     title = f"{run.title(predicted.epoch)}, by {setup.config.evaluation.method}"
-    smoothed = predicted.smoothed_scores
-    members = [score(rows) for rows in predicted.members]
     log.info(
         "%s",
         format_table(
             [
                 (
                     f"{name} {setup.task.metric}" if name in (*SPLITS, *new_data.PARTS) else name,
-                    format_scores(value, smoothed.get(name))
-                    + (
-                        f", that of a run {mean_and_std([own[name] for own in members])}"
-                        if members
-                        else ""
-                    ),
+                    format_score(value),
                 )
                 for name, value in scores.items()
             ],
@@ -129,12 +119,7 @@ def predict_rows(
         ValueError: no such checkpoint, a damaged one, another dataset, an unknown method, or something asked for that
             cannot be read or predicted.
     """
-    ensemble.check(run, asked)
-    setup, predicted = ensemble.average(
-        run, [_predict_run(one, asked, whole=whole) for one in (run, *run.others)]
-    )
-    if setup.config.evaluation.smooths:
-        predicted = smooth(setup, predicted)
+    setup, predicted = _predict_run(run, asked, whole=whole)
     return setup, calibrate(predicted) if asked.calibrate else predicted
 
 
@@ -197,11 +182,7 @@ def _predict(
     """Predict every row, or only what is chosen, where that is exact and nothing else is needed."""
     rows = None
     question, chosen = (chosen, None) if isinstance(chosen, Question) else (None, chosen)
-    if (
-        chosen is not None
-        and asked.output_nodes is not None
-        and not (whole or asked.calibrate or setup.config.evaluation.smooths)
-    ):
+    if chosen is not None and asked.output_nodes is not None and not (whole or asked.calibrate):
         rows = predict_nodes(setup, chosen, embeddings=asked.embeddings)
     is_whole = rows is None
     if rows is None:
@@ -258,11 +239,6 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
             f"{name} is for the likeliest targets of each source. Give top=K, or leave it out"
         )
     given = kind.read(asked, str(run.folder), is_new=is_new)
-    if is_new and asked.smooth not in (None, "none"):
-        raise ValueError(
-            f"smooth={asked.smooth} spreads the labels of the training, and other data are predicted "
-            "here. Leave it out"
-        )
     if is_new and asked.calibrate:
         raise ValueError(
             "calibrate=true reads the validation labels of the training, and other data are predicted "

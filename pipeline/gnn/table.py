@@ -80,7 +80,6 @@ def label_columns(
     kind: str,
     rows: Tensor,
     labels: list[str] | None,
-    smoothed: Tensor | None = None,
     chosen: str = "all",
     thresholds: Tensor | None = None,
 ) -> Columns:
@@ -94,7 +93,6 @@ def label_columns(
             of binary tasks, or values.
         rows: [num_rows, out_channels]
         labels: names of the columns of `rows`; none where they have numbers.
-        smoothed: smoothed numbers of every class or task, as `rows`; none without them.
         chosen: which columns classes have, as the key ``columns`` says.
         thresholds: logits above which binary tasks are positive; none without columns of 0 and 1.
     """
@@ -102,15 +100,6 @@ def label_columns(
     names = range(rows.size(1)) if labels is None else labels
     scores, are_classes = score(rows), name == "probability"
     found: Columns = {}
-    if smoothed is not None:
-        found = (
-            {"smoothed_class": _name(smoothed.argmax(1), labels)}
-            if are_classes
-            else {
-                f"smoothed_{label}": column.numpy()
-                for label, column in zip(names, smoothed.unbind(1), strict=True)
-            }
-        )
     if chosen == "top3":
         best = rows.argsort(dim=1, descending=True, stable=True)[
             :, :3

@@ -133,10 +133,7 @@ class Warm:
         chosen = (
             torch.arange(self._own.start, self._own.stop) if nodes is None else self._find(nodes)
         )
-        smoothed = None if predicted.smoothed is None else predicted.smoothed[chosen]
-        part = replace(
-            predicted, rows=predicted.rows[chosen], smoothed=smoothed, chosen=chosen, is_whole=False
-        )
+        part = replace(predicted, rows=predicted.rows[chosen], chosen=chosen, is_whole=False)
         return self._kind.table(part, asked).frame()
 
     def table_of_pairs(self, pairs: object) -> pd.DataFrame:

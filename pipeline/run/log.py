@@ -235,13 +235,6 @@ def format_score(value: float) -> str:
     return f"{value:.4f}" if not 0 < abs(value) < 0.01 else f"{value:.4g}"
 
 
-def format_scores(score: float, smoothed: float | None) -> str:
-    """Format a metric, and that of smoothed predictions beside it if there is one."""
-    return format_score(score) + (
-        "" if smoothed is None else f", smoothed {format_score(smoothed)}"
-    )
-
-
 def read_records(path: Path) -> list[dict]:
     """Read the records of a ``metrics.jsonl``.
 

@@ -22,7 +22,6 @@ class SavedRun(Generic[Config]):
         checkpoint: "best" by the validation metric, or "last".
         device: where the model is used: "auto", "cpu", "cuda" or "cuda:N".
         check_output: refuses a file, given its key and its path, that must not be replaced.
-        others: further runs, whose predictions are averaged with those of this one.
         shared: what a file for sharing holds in place of the directory, which is then that file; none otherwise.
     """
 
@@ -33,19 +32,6 @@ class SavedRun(Generic[Config]):
     device: str = "auto"
     check_output: Callable[[str, Path], None] = lambda name, path: None
     shared: checkpoints.Content | None = None
-    others: tuple["SavedRun[Config]", ...] = ()
-
-    def refuse_several(self, what: str) -> None:
-        """Refuse what several runs, whose predictions are averaged, do not have together.
-
-        Raises:
-            ValueError: there are several.
-        """
-        if self.others:
-            raise ValueError(
-                f"a mean of {1 + len(self.others)} runs has no {what} of its own. Name one, such as "
-                f"{self.folder}"
-            )
 
     @property
     def is_best(self) -> bool:
@@ -75,6 +61,4 @@ class SavedRun(Generic[Config]):
 
     def title(self, epoch: int) -> str:
         """Name the checkpoint, of a number of epochs, for a table of its metrics."""
-        if self.others:
-            return f"mean of {1 + len(self.others)} runs, {self.folder} to {self.others[-1].folder}"
         return f"{self.checkpoint} checkpoint of {self.folder}, epoch {epoch}"

@@ -12,7 +12,7 @@ import torch
 
 from parallel_epochs.pipeline.names import LOWER_IS_BETTER, SPLITS, merit
 from parallel_epochs.pipeline.run import trials
-from parallel_epochs.pipeline.run.log import format_score, format_scores
+from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import Result
 from parallel_epochs.pipeline.run.words import count
@@ -75,12 +75,12 @@ def summarise(
 
 def tabulate(summary: dict) -> list[tuple[str, str]]:
     """Return the rows of the log's final table, as names and texts."""
-    scores, smoothed = summary.get("scores", {}), summary.get("smoothed", {})
+    scores = summary.get("scores", {})
     rows = (
         []
         if summary["metric"] in scores
         else [  # which has no splits then
-            (f"{split} {summary['metric']}", format_scores(summary[key], smoothed.get(split)))
+            (f"{split} {summary['metric']}", format_score(summary[key]))
             for split, key in (("train", "train"), ("valid", "best_valid"), ("test", "test"))
         ]
     )

@@ -58,7 +58,7 @@ class Answers:
         }
         explained = {"top": (Annotated[int, Field(ge=1, le=1000)], 10)}
         known = {"ids": (ids, ...)}
-        if not config.averages_runs:
+        if config.trainer.name != "gnn":
             vectors = pd.DataFrame({"id": model.ids, "vector": list(model.vectors())})
             self._known = Rows(vectors, model.ids)
             top = known

@@ -283,9 +283,7 @@ ROWS: dict[str, list[str]] = {
     "rows": ["partition=random", "partition.num_parts=2", "train.accumulate=2"],
     "rows: sampling": ["loader=neighbor", "loader.batch_size=16", "loader.num_neighbors=[4,4]"],
     "edges: the whole graph, all edges send": ["partition=whole", "task.hide_labelled=false"],
-    "tables: smoothed predictions": ["evaluation.smooth=correct_and_smooth"],
-    "tables: smoothed in two steps, borders of times": [
-        "evaluation.smooth=two_step_propagation",
+    "tables: borders of times": [
         "data.nodes.split_column=null",
         "data.split=time",
         "data.time_column=b",

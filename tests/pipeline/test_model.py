@@ -240,22 +240,6 @@ def test_edges_with_labels_name_their_ends(tmp_path):
     pd.testing.assert_frame_equal(some, found.iloc[[5, 2]].reset_index(drop=True))
 
 
-def test_a_mean_of_runs_has_no_network_and_no_history_of_its_own(result, tmp_path):
-    model = pe.load([result.folder, result.folder])
-    torch.testing.assert_close(model.predict(), result.model.predict())
-    for call in (
-        model.module,
-        model.prepare,
-        lambda: model.scores,
-        lambda: model.history,
-        lambda: model.export(tmp_path / "model.pe"),
-    ):
-        with pytest.raises(
-            ValueError, match="a mean of 2 runs has no .* of its own. Name one, such as"
-        ):
-            call()
-
-
 def test_links_between_ids(tmp_path):
     _, edges = people()
     model = pe.train(

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -53,11 +53,8 @@ class Predicted:
         chosen: what is asked for, as :meth:`Kind.find` returns it; none for all.
         is_whole: whether there is a row for everything, and not only for what is chosen.
         embeddings: inputs of the model's head for each row; none if nobody asked.
-        smoothed: smoothed predictions, as `rows`; none without them.
         temperatures: what the logits were divided by; none if they were not.
         thresholds: logits above which binary tasks are positive; none if the run has chosen none.
-        smoothed_scores: metric of the smoothed predictions of each split.
-        members: rows of each run, if `rows` are their mean.
         question: the sources whose likeliest targets are asked for, in place of what is chosen.
         ids: of everything, where they are known already.
     """
@@ -71,11 +68,8 @@ class Predicted:
     chosen: Tensor | None = None
     is_whole: bool = True
     embeddings: Tensor | None = None
-    smoothed: Tensor | None = None
     temperatures: Tensor | None = None
     thresholds: Tensor | None = None
-    smoothed_scores: dict[str, float] = field(default_factory=dict)
-    members: list[Tensor] = field(default_factory=list)
     question: Question | None = None
     ids: np.ndarray | None = None
 
@@ -94,7 +88,6 @@ class Kind(ABC):
         is_one_graph: whether the data are one graph, which may be cut, and not many small ones.
         has_labels: whether labels are learned.
         takes_pairs: whether pairs of nodes are predicted.
-        averages: whether the rows of several runs can be averaged.
         reads_base: whether scores of a simple method can be inputs.
         instead_of_pairs: what to do where pairs of nodes are asked for, and none are predicted.
     """
@@ -103,7 +96,6 @@ class Kind(ABC):
     is_one_graph: ClassVar[bool] = True
     has_labels: ClassVar[bool] = True
     takes_pairs: ClassVar[bool] = False
-    averages: ClassVar[bool] = True
     reads_base: ClassVar[bool] = False
     instead_of_pairs: ClassVar[str] = "Leave it out"
 

@@ -117,7 +117,6 @@ class LabelKind(Kind):
         name = "values" if predicted.task.kind == "real values" else "logits"
         found = {
             name: predicted.rows,
-            "smoothed": predicted.smoothed,
             "temperature": predicted.temperatures,
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -133,7 +132,6 @@ class LabelKind(Kind):
         def columns(part: slice) -> Columns:
             own, rows = numbers[part], rows_of[part]
             found = {ID: ids[own], "split": splits_of(predicted.graph, own)}
-            smoothed = None if predicted.smoothed is None else predicted.smoothed[rows]
             return (
                 self.describe(own, predicted.graph, asked)
                 | found
@@ -142,7 +140,6 @@ class LabelKind(Kind):
                         predicted.task.kind,
                         predicted.rows[rows],
                         labels,
-                        smoothed,
                         asked.columns,
                         predicted.thresholds,
                     )

@@ -48,7 +48,7 @@ from parallel_epochs.pipeline.run.tables import Columns
 class LinkKind(Kind):
     """Predicts links between pairs of nodes, decoded from the embeddings of both."""
 
-    unit, has_labels, takes_pairs, averages = "pairs", False, True, False
+    unit, has_labels, takes_pairs = "pairs", False, True
 
     def check(self) -> None:
         if self.config.task.metric is not None:

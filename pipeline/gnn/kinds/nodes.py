@@ -17,7 +17,6 @@ from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
 from parallel_epochs.pipeline.gnn.simple.base import of_labels
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.metrics import kind_of
 from parallel_epochs.pipeline.names import TEXT_SCORES
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.tables import Columns
@@ -33,7 +32,6 @@ class NodeKind(LabelKind):
         refuse_unread(data.types, origin)
         refuse_unlabelled(data, origin)
         super().check_data(data)
-        self._check_smooth(data)
         if weight and TEXT_SCORES not in data:
             raise ValueError(
                 f"task.text_scores={weight:g} needs scores of texts among the features, and {origin} has "
@@ -126,30 +124,6 @@ class NodeKind(LabelKind):
                 "their type by output_type"
             )
         return range(data.num_nodes)
-
-    def _check_smooth(self, data: Data) -> None:
-        if not self.config.evaluation.smooths:
-            return
-        key = f"evaluation.smooth={self.config.evaluation.smooth}"
-        takes = (
-            ("classes", "binary tasks")
-            if self.config.evaluation.smooth == "two_step_propagation"
-            else ("classes",)
-        )
-        if (kind := kind_of(data.metric)) not in takes:
-            raise ValueError(
-                f"{key} needs {' or '.join(takes)}; this run learns {kind}. Leave it out"
-            )
-        if not data.types.homogeneous:
-            raise ValueError(
-                f"{key} spreads labels along all edges, and this graph has several types of nodes. Leave "
-                "it out"
-            )
-        if not bool(data.valid_mask.any()):
-            raise ValueError(
-                f"{key} is tuned by the validation labels, and the valid split is empty. Leave it out, or "
-                "choose another split"
-            )
 
 
 def refuse_unlabelled(data: Data, origin: str) -> None:

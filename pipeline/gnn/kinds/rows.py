@@ -32,11 +32,6 @@ class RowKind(NodeKind):
                 f"train.label_input={self.config.train.label_input:g} shows labels to neighbours, and the "
                 "rows of a label table have none to show them to. Leave it out"
             )
-        if self.config.evaluation.smooths:
-            raise ValueError(
-                f"evaluation.smooth={self.config.evaluation.smooth} spreads labels along edges, and the "
-                "rows of a label table send nothing. Leave it out"
-            )
 
     def loader(self, clusters: ClusterLoader) -> Loader:
         return EdgeLoader(clusters, find_ends(clusters.data))

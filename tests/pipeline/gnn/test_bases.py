@@ -11,7 +11,7 @@ import torch
 import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.gnn import bases, candidates, fusion, new_data, smoothing
+from parallel_epochs.pipeline.gnn import bases, candidates, fusion, new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.simple.base import Base
 from parallel_epochs.pipeline.metrics import choose_thresholds
@@ -328,27 +328,6 @@ def test_no_method_is_chosen_where_none_fits(configure, tmp_path, caplog):
     assert opened.parts[0].base is None
     said = [text for text in caplog.messages if "no simple method (task.base=auto)" in text]
     assert len(said) == 1 and "data.components=separate" in said[0]
-
-
-def test_what_a_run_answers_is_smoothed(tmp_path):
-    config = cli.compose_config(
-        [
-            *graph_of("classes", tmp_path / "graph.pt"),
-            f"cache_dir={tmp_path / 'cache'}",
-            "task.base=linear",
-            "task.candidate=network",
-            "evaluation.smooth=label_propagation",
-        ]
-    )
-    summary = train(config, tmp_path / "run")
-    assert (
-        summary["answer"]["share"] > 0.1 and summary["smoothed"]["valid"] >= summary["best_valid"]
-    )
-    run = SavedRun(tmp_path / "run", config, settings(config))
-    found = predicted(run)
-    assert found.smoothed_scores["test"] == pytest.approx(summary["smoothed"]["test"])
-    other = smoothing.smooth_rows(open_graph(config).parts[0], found.rows)
-    torch.testing.assert_close(found.smoothed, other.rows)
 
 
 def test_no_method_is_chosen_without_validation_labels_or_for_a_large_graph(

@@ -236,7 +236,6 @@ def test_what_has_no_explanation_says_so(train, tmp_path):
     opened.export(tmp_path / "model.pe")
     for model, message in (
         (pe.load(tmp_path / "model.pe"), "is a model without data. Name the directory of its run"),
-        (pe.load([opened.run.folder] * 2), "a mean of 2 runs has no explanation of its own"),
     ):
         with pytest.raises(ValueError, match=message):
             model.explain("p1")

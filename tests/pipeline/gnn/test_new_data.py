@@ -94,7 +94,7 @@ CASES = {
     "labels as inputs": (dict(kind="tasks"), ["train.label_input=0.5"]),
     "weights of classes": (
         dict(),
-        ["task.class_weights=balanced", "evaluation.smooth=label_propagation"],
+        ["task.class_weights=balanced"],
     ),
     "views": (dict(), ["evaluation=views"]),
     "sampled": (dict(), ["evaluation=neighbor", "loader.num_neighbors=[5,5]"]),
@@ -402,17 +402,6 @@ def test_every_checkpoint_can_be_shared(checkpoint, tmp_path):
     config, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
     opened = SavedRun(tmp_path / "model.pe", config, {}, "last", shared=shared)
     assert torch.equal(logits(opened, tmp_path / "graph.pt"), logits(run))
-
-
-def test_smoothing_needs_labels_of_the_training(tmp_path):
-    run = trained(tmp_path, graph(), "evaluation.smooth=correct_and_smooth")
-    torch.save(graph(20, 60, masks=False), tmp_path / "new.pt")
-    new = NewDataConfig(str(tmp_path / "new.pt"))
-    assert predicted(run, data=new).smoothed is None
-    with pytest.raises(
-        ValueError, match="smooth=label_propagation spreads the labels of the training"
-    ):
-        predicted(run, data=new, smooth="label_propagation")
 
 
 def test_a_damaged_file_is_named(a_run, tmp_path):
