@@ -132,7 +132,7 @@ class Batches(IterableDataset[Data], ABC):
             )
         self._data, self._seed = data, _whole("seed", seed)
         self._edges, place = _sorted(data.edge_index, data.num_nodes)
-        # What batches are made from: each edge has its place in `data` as a feature.
+        # Batches are made from this graph, whose edges have their places in `data` as a feature.
         self._graph = Data(
             edge_index=self._edges,
             num_nodes=self._edges.get_sparse_size(1),
