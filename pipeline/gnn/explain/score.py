@@ -29,7 +29,7 @@ STEPS = (8, 32, 128)
 
 
 class Tried(NamedTuple):
-    """What was taken out, what the score loses without it, and the prediction without it."""
+    """A thing that was taken out, what the score loses without it, and the prediction without it."""
 
     what: Any
     drop: float
@@ -46,7 +46,7 @@ class Shares(NamedTuple):
 
 
 class Explained:
-    """What explanations of a run have in common: its data and model, and its simple method.
+    """The data, the model and the simple method that all explanations of a run read.
 
     Args:
         setup: the run's data and model.

@@ -186,5 +186,12 @@ def _build(
         if not len(reached):
             break
         hop[reached] = step
-    parts = (each.to(setup.device) for each in (edges, link, torch.tensor(nodes), hop))
-    return View(local.to(setup.device), *parts, network)
+    device, targets = setup.device, torch.tensor(nodes)
+    return View(
+        local.to(device),
+        edges.to(device),
+        link.to(device),
+        targets.to(device),
+        hop.to(device),
+        network,
+    )
