@@ -1,6 +1,5 @@
 """Opens a dataset: prepared once, kept under a hash of its content, shared by processes as a memory-mapped file."""
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -10,7 +9,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +53,7 @@ from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
 from parallel_epochs.pipeline.names import FIRST_SOURCE, LOG_LABEL, MASKS, TERMS, TEXT_SCORES
-from parallel_epochs.pipeline.run import files, pulse
+from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.read_back import check_values
@@ -66,8 +65,6 @@ log = logging.getLogger(__name__)
 FORMAT = 4
 # The same of the pairs that links are divided into, and of graphs with scores of texts.
 LINKS_FORMAT, SCORES_FORMAT = 1, 1
-# The end of the key of a store that this version of a reader has written.
-READ_BY = f"read by version {READING}"
 # End of the hash of a graph with columns of degrees.
 DEGREES = "-degrees"
 # That of one with averages over its edges, by data.propagate_scale.
@@ -148,21 +145,31 @@ def load(
             "data.degrees=true adds no columns, since the features of the nodes are categories",
         )
     elif degrees:
-        data = _load_with_degrees(config, cache_dir, data, verify=verify)
+        data = _derive(
+            config,
+            cache_dir,
+            data,
+            DEGREES,
+            partial(write_degrees, data=data, num_last=config.num_last),
+            verify=verify,
+        )
     return _load_widened(config, cache_dir, data, ending, verify=verify) if ending else data
 
 
-def _load_with_degrees(
-    config: DataConfig, cache_dir: str | Path, data: Graph, *, verify: bool
+def _derive(
+    config: DataConfig,
+    cache_dir: str | Path,
+    data: Graph,
+    ending: str,
+    write: Callable[[store.StoreWriter], None],
+    *,
+    verify: bool,
+    check: Callable[[Graph], None] = lambda data: None,
 ) -> Graph:
-    """Open a graph with columns of degrees."""
-    content_hash = data.content_hash + DEGREES
-    out = _keep(
-        path_of(config, cache_dir, content_hash),
-        partial(write_degrees, data=data, num_last=config.num_last),
-        again="counting the degrees again",
-        verify=verify,
-    )
+    """Open a graph that is made of another one, whose hash gets an ending."""
+    content_hash = data.content_hash + ending
+    path = path_of(config, cache_dir, content_hash)
+    out = _keep(path, write, again="making it again", verify=verify, check=check)
     out.content_hash, out.on_disk = content_hash, data.on_disk
     return out
 
@@ -172,43 +179,25 @@ def _load_widened(
 ) -> Graph:
     """Open a graph with averages of its features over its edges, or with summaries of its neighbours and edges."""
     num_hops, needed = config.propagate, "hop_moments" if config.propagate else SUMMARIES
-    what = (
-        f"data.propagate={num_hops} averages over"
-        if num_hops
-        else f"data.summaries={config.summaries} summarises"
-    )
     if num_hops:
         refuse_propagate(data, num_hops)
     if not data.edge_index.size(1):
-        raise ValueError(f"{what} edges, and {config.origin()} has none")
+        key = "propagate" if num_hops else "summaries"
+        raise ValueError(f"data.{key} reads neighbours, and {config.origin()} has no edges")
 
     def write(writer: store.StoreWriter) -> None:
-        num_features = data.x.size(1) - data.num_categories
+        hops = count(num_hops or config.summaries, "hop")
+        log.info("data: reading the features of neighbours over %s of the whole graph", hops)
         if num_hops:
-            log.info(
-                "data: averaging %s over %s of the whole graph",
-                count(num_features, "feature"),
-                count(num_hops, "hop"),
-            )
             write_propagated(writer, data, num_hops, scale=config.propagate_scale)
         else:
-            log.info(
-                "data: summarising neighbours and edges over %s of the whole graph",
-                count(config.summaries, "hop"),
-            )
             write_summarised(writer, data, config.summaries, config.find_marks(data.get(FITTED)))
 
     def check(widened: Graph) -> None:
         if needed not in widened or widened.num_nodes != data.num_nodes:
-            raise DamagedFile(
-                f"{path} is of an earlier version, or damaged: it lacks {needed} or nodes"
-            )
+            raise DamagedFile(f"{widened.store} is damaged: it lacks {needed} or nodes")
 
-    content_hash = data.content_hash + ending
-    path = path_of(config, cache_dir, content_hash)
-    out = _keep(path, write, again="averaging the features again", verify=verify, check=check)
-    out.content_hash, out.on_disk = content_hash, data.on_disk
-    return out
+    return _derive(config, cache_dir, data, ending, write, verify=verify, check=check)
 
 
 def _load(
@@ -220,57 +209,36 @@ def _load(
     like: Learned | None = None,
 ) -> Graph:
     """Do what :func:`load` does, without a look at ``propagate``."""
-    start = time.perf_counter()
-    verify = content_hash is None
+    start, verify = time.perf_counter(), content_hash is None
     content_hash = content_hash or hash_graph(config) + _name_of(like)
-    path = path_of(config, cache_dir, content_hash)
-    prepared, reader = False, _reader(config)
-
-    def build() -> Graph:
-        with preparing(4) as bar:
-            return prepare_as(
-                config,
-                read(config, check),
-                on_stage=bar.advance,
-                densify=partial(densify, folder=Path(cache_dir), origin=config.origin()),
-            )
+    path, reader = path_of(config, cache_dir, content_hash), _reader(config)
 
     def write(writer: store.StoreWriter) -> None:
-        if hasattr(reader, "write_store"):
-            with preparing(3) as bar:
-                reader.write_store(config, writer, bar.advance, like, begins=like is not None)
-        else:
-            _write_inspected(writer, build())
-
-    @contextlib.contextmanager
-    def preparing(num_stages: int) -> Iterator[Bar]:
-        nonlocal prepared
-        prepared = True
+        if (
+            getattr(config, "reading", READING) < 2
+        ):  # later ones add terms and sides, and read alike
+            raise ValueError(
+                "data.reading=1: an earlier version of the reader read the graph of this run, and it is not in "
+                "cache_dir. Put it back, or open the run with version 1"
+            )
         log.info("data: preparing %s", config.source)
-        with Bar("reading", num_stages, "stages") as bar:
-            yield bar
+        with Bar("reading", 3, "stages") as bar:
+            if config.is_stored:
+                reader.write_store(config, writer, bar.advance, like, begins=like is not None)
+                return
+            dense = partial(densify, folder=Path(cache_dir), origin=config.origin())
+            data = prepare_as(config, read(config, check), on_stage=bar.advance, densify=dense)
+        _write_inspected(writer, data)
 
     if hasattr(reader, "open_graph"):
         path = Path(config.origin())
         data = reader.open_graph(path, verify=verify)
     else:
-        read_by = f"{path.name} {READ_BY}" if hasattr(config, "reading") else path.name
-        data = _keep(path, write, again="preparing the graph again", verify=verify, key=read_by)
-        if (
-            verify and getattr(config, "reading", READING) < 2
-        ):  # later ones add terms and sides, and read alike
-            _tell_of_reading(config, path)
+        data = _keep(path, write, again="preparing the graph again", verify=verify)
     seconds = time.perf_counter() - start
-    done = (
-        f"prepared in {seconds:.1f} s, kept as {path}"
-        if prepared
-        else f"read from {path} in {seconds:.1f} s"
-    )
-    log.log(
-        logging.INFO if verify or prepared else logging.DEBUG, "data: %s %s", config.source, done
-    )
-    data.content_hash = content_hash
-    data.on_disk = config.on_disk
+    level = logging.INFO if verify else logging.DEBUG
+    log.log(level, "data: %s opened in %.1f s, kept as %s", config.source, seconds, path)
+    data.content_hash, data.on_disk = content_hash, config.on_disk
     return data
 
 
@@ -528,7 +496,6 @@ def _keep(
     again: str,
     verify: bool,
     check: Callable[[Graph], None] = lambda data: None,
-    key: str | None = None,
 ) -> Graph:
     """Open the store of a graph. It is written first if it is not there or damaged; another process may do that.
 
@@ -536,7 +503,6 @@ def _keep(
         again: what the warning about a damaged store says is done next.
         verify: check what the store holds.
         check: raises a DamagedFile for a graph that cannot be what was written.
-        key: of the store, see :class:`pipeline.graph.store.StoreWriter`; none: its name.
 
     Raises:
         FileError: it cannot be read or written.
@@ -558,7 +524,7 @@ def _keep(
                 log.warning("%s; %s", error, again)
                 is_damaged = True
         try:
-            with store.StoreWriter(path, key or path.name) as writer:
+            with store.StoreWriter(path, path.name) as writer:
                 if (
                     store.is_store(path) and not is_damaged
                 ):  # another process has written it since the look above
@@ -580,19 +546,6 @@ def _keep(
             time.sleep(WAITING)
 
 
-def _tell_of_reading(config: DataConfig, path: Path) -> None:
-    """Warn that a graph is not known to be the one of a training by an earlier version of its reader."""
-    if str(files.read_json(path / store.MANIFEST).get("key")).endswith(READ_BY):
-        log.warning(
-            "data: the run's graph was not in the cache, and %s was read by a later version of the reader than "
-            "data.reading=%s: times with offsets, quoted names, headers and folders named val may be read in "
-            "another way. Put the cache of the training back if the metrics differ from those in summary.json, "
-            "or start a new run",
-            path,
-            config.reading,  # type: ignore[attr-defined]
-        )
-
-
 def _write_inspected(writer: store.StoreWriter, data: Graph) -> None:
     """Write a graph with what :func:`pipeline.graph.structure.inspect` says of its edges."""
     found = (
@@ -600,12 +553,11 @@ def _write_inspected(writer: store.StoreWriter, data: Graph) -> None:
         if data.edge_index is None
         else {"structure": dataclasses.asdict(structure.inspect(data.edge_index))}
     )
-    with contextlib.ExitStack() as stack:
-        stack.callback(
-            shutil.rmtree, writer.folder, ignore_errors=True
-        )  # no other process goes on with a part of it
+    try:
         write_graph(writer, data, **found)
-        stack.pop_all()
+    except BaseException:  # no other process goes on with a part of it
+        shutil.rmtree(writer.folder, ignore_errors=True)
+        raise
 
 
 def _reader(config: DataConfig) -> ModuleType:

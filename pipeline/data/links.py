@@ -206,26 +206,32 @@ def _make_pairs(
     """Return the pairs of each split, and pairs without a link for validation and test."""
     train, valid, test = (links[mask] for mask in masks)
     rng = stream("unlinked pairs", split.seed)
-    if own is None:
-        number, side = (
-            len(valid) + len(test),
-            find_sides(links, num_nodes) if split.negatives == "sides" else None,
-        )
-        drawn = None if side is None else draw_across(rng, number, links, side)
+    # Who trains at the time of the validation does not know the links of the test.
+    known = (links[~masks[2]], links) if split.kind == "time" else (links, links)
+    if own is not None:
         if split.negatives == "hard":
-            drawn = draw_hard(rng, number, train, links, num_nodes, origin)
-        if drawn is None:
-            drawn = draw_unlinked(rng, number, links, num_nodes, origin)
-        negatives = drawn.split([len(valid), len(test)])
-    elif split.negatives == "hard":
-        raise ValueError(
-            f"data.link_negatives=hard draws pairs of a graph with one type of nodes, and {origin} has "
-            f"the relation {own.name}. Leave it out, and rank all candidates by task.metric=recall@10"
-        )
+            raise ValueError(
+                f"data.link_negatives=hard draws pairs of a graph with one type of nodes, and {origin} has "
+                f"the relation {own.name}. Leave it out, and rank all candidates by task.metric=recall@10"
+            )
+        negatives = [
+            draw_unlinked_targets(rng, pairs, taken, own, origin)
+            for pairs, taken in zip((valid, test), known, strict=True)
+        ]
     else:
-        negatives = tuple(
-            draw_unlinked_targets(rng, pairs, links, own, origin) for pairs in (valid, test)
-        )
+        side = find_sides(links, num_nodes) if split.negatives == "sides" else None
+
+        def draw(number: int, taken: Tensor) -> Tensor:
+            if split.negatives == "hard":
+                return draw_hard(rng, number, train, taken, num_nodes, origin)
+            drawn = None if side is None else draw_across(rng, number, taken, side)
+            return draw_unlinked(rng, number, taken, num_nodes, origin) if drawn is None else drawn
+
+        counts = len(valid), len(test)
+        if split.kind == "time":
+            negatives = [draw(*own_draw) for own_draw in zip(counts, known, strict=True)]
+        else:
+            negatives = list(draw(sum(counts), links).split(counts))
     return {
         "train_pairs": train,
         "valid_pairs": valid,

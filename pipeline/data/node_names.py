@@ -34,6 +34,19 @@ def number_names(names: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     return place[numbers], np.asarray(different)[order]
 
 
+def refuse_rounded(origin: str, ids: pd.Series) -> None:
+    """Refuse ids that became floating point numbers beyond 2^53, where they may have been rounded to others.
+
+    Raises:
+        ValueError: names the first of them.
+    """
+    if pd.api.types.is_float_dtype(ids) and (wrong := ids.abs() >= 2**53).any():
+        raise ValueError(
+            f"{origin}: the id {ids[wrong].iloc[0]:.0f} is a floating point number beyond 2^53, and may have "
+            "been rounded to another id, perhaps as one id is missing: save ids as whole numbers or texts"
+        )
+
+
 def pack_names(names: np.ndarray, key: str = "names") -> dict[str, Tensor]:
     """Turn names into tensors, which a memory-mapped file can hold.
 

@@ -4,11 +4,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import check_edge_index, check_tensor
-from parallel_epochs.pipeline.data.splits import divide, shuffle
+from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
 from parallel_epochs.pipeline.data.tables.labelled_edges import EDGE_TYPE, NODE_TYPE
 from parallel_epochs.pipeline.names import MASKS
 
@@ -42,7 +43,7 @@ def split_edges(
         needs_labels: whether there are labels and splits. Otherwise all edges send.
 
     Raises:
-        ValueError: labels or masks do not fit the edges, or each edge is there in both directions.
+        ValueError: labels or masks do not fit the edges, or masks part the two directions of an edge.
     """
     for name in ("edge_index", *[LABELS] * needs_labels):
         check_tensor(name, saved.get(name))
@@ -51,7 +52,6 @@ def split_edges(
     num_edges, edge = index.size(1), {"x": saved.get("edge_attr"), "num_nodes": index.size(1)}
     if isinstance(edge["x"], Tensor) and edge["x"].dim() == 1:
         edge["x"] = edge["x"].unsqueeze(1)
-    _refuse_both_ways(origin, index)
     shown = torch.ones(num_edges, dtype=torch.bool)
     if needs_labels:
         y = saved[LABELS].reshape(len(saved[LABELS]), -1)
@@ -60,31 +60,13 @@ def split_edges(
                 f"{origin}: {LABELS} has {len(y):,} rows, and there are {num_edges:,} edges: give each "
                 "its label, nan or -1 where it is not known"
             )
-        masks = {name: saved[name] for name in MASKS if name in saved}
+        known = (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
+        pair = _number_pairs(index)
         if split is not None:
-            known = (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
-            order = shuffle(known, seed) if times is None else times.argsort(stable=True).numpy()
-            masks = dict(
-                zip(
-                    MASKS,
-                    divide(order[known[order]], num_edges, *fractions, unit="edge"),
-                    strict=True,
-                )
-            )
-        for name, mask in masks.items():
-            if (
-                not isinstance(mask, Tensor)
-                or mask.dtype != torch.bool
-                or mask.shape != (num_edges,)
-            ):
-                raise ValueError(
-                    f"{origin}: {name} must be true or false for each of the {num_edges:,} edges"
-                )
-        if missing := [name for name in MASKS if name not in masks]:
-            raise ValueError(
-                f"{origin}: there is no {', '.join(missing)} of the edges. Add what is missing, or set "
-                "data.split=random"
-            )
+            masks = _divide(known, pair, times, fractions, seed)
+        else:
+            masks = {name: saved[name] for name in MASKS if name in saved}
+            _check_masks(origin, masks, pair)
         edge |= {"y": saved[LABELS], **masks} | {
             key: saved[key] for key in ("metric",) if key in saved
         }
@@ -108,16 +90,58 @@ def split_edges(
     return parts
 
 
-def _refuse_both_ways(origin: str, index: Tensor) -> None:
-    """Refuse a graph in which each edge is there twice, of which one would tell the label of the other."""
-    between = index[:, index[0] != index[1]]
-    pairs = (
-        [own[0] * (int(index.max()) + 1) + own[1] for own in (between, between.flip(0))]
-        if len(between[0])
-        else []
-    )
-    if pairs and torch.equal(pairs[0].sort().values, pairs[1].sort().values):
+def _number_pairs(index: Tensor) -> np.ndarray:
+    """Number the pairs of nodes that edges link, in either direction [num_edges]."""
+    low, high = index.amin(0), index.amax(0)
+    keys = low * (int(high.max()) + 1 if len(high) else 0) + high
+    return keys.unique(return_inverse=True)[1].numpy()
+
+
+def _divide(
+    known: np.ndarray,
+    pair: np.ndarray,
+    times: Tensor | None,
+    fractions: tuple[float, float],
+    seed: int,
+) -> dict[str, Tensor]:
+    """Divide the edges with labels; those of one pair stay together, as one may tell the label of another."""
+    edges, groups = np.flatnonzero(known), None
+    has_pairs = len(np.unique(pair[edges])) < len(edges)
+    if times is not None:
+        when = times.numpy().copy()
+        if has_pairs:
+            np.minimum.at(first := np.full(pair.max() + 1, np.inf), pair[edges], when[edges])
+            when = first[pair]
+            groups = pair
+        order = np.lexsort((pair if has_pairs else np.arange(len(when)), when))
+        order = order[known[order]]
+        groups = None if groups is None else groups[order]
+    elif has_pairs:
+        order, groups = shuffle_groups(edges, pair[edges], seed)
+    else:
+        order = shuffle(known, seed)
+    masks = divide(order, len(known), *fractions, unit="edge", groups=groups)
+    return dict(zip(MASKS, masks, strict=True))
+
+
+def _check_masks(origin: str, masks: dict[str, Tensor], pair: np.ndarray) -> None:
+    """Refuse masks that are missing, that do not fit the edges, or that part the two directions of an edge."""
+    if missing := [name for name in MASKS if name not in masks]:
         raise ValueError(
-            f"{origin}: each edge is there in both directions, and one would tell the label of the other. "
-            "Save the edges in one direction; messages are sent in both"
+            f"{origin}: there is no {', '.join(missing)} of the edges. Add what is missing, or set "
+            "data.split=random"
+        )
+    for name, mask in masks.items():
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != pair.shape:
+            raise ValueError(
+                f"{origin}: {name} must be true or false for each of the {len(pair):,} edges"
+            )
+    numbers = torch.stack(list(masks.values())).numpy()
+    there = [np.unique(pair[mask]) for mask in numbers]
+    parted = np.intersect1d(np.concatenate(there[:2]), there[2])
+    if len(parted) or len(np.intersect1d(there[0], there[1])):
+        raise ValueError(
+            f"{origin}: the masks put two edges between the same nodes, in one direction or both, into two "
+            "splits, and one would tell the label of the other. Set data.split=random, which keeps them "
+            "together"
         )

@@ -28,7 +28,7 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.check import as_float32, check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.graph_types import GraphTypes
+from parallel_epochs.pipeline.data.graph_types import NODE, GraphTypes
 from parallel_epochs.pipeline.data.node_names import check_names
 from parallel_epochs.pipeline.data.pickles import readable
 from parallel_epochs.pipeline.data.readers.edge_labels import LABELS, OF_EDGES, split_edges
@@ -135,6 +135,8 @@ def read(
             False,
         )
         edge_time, splitting = None, replace(splitting, split=None)
+    elif edge_time is None and not is_hetero(loaded):
+        loaded = _by_relation(path, loaded)
     if is_hetero(loaded):
         if edge_time is not None:
             raise ValueError(
@@ -164,6 +166,29 @@ def read(
         edge_time=edge_time,
         needs_labels=needs_labels,
     )
+
+
+def _by_relation(path: Path, loaded: object) -> object:
+    """Make a graph whose ``edge_type`` numbers relations, as PyG's RGCNConv has it, the dict of a ``HeteroData``."""
+    saved = _attributes(path, loaded)
+    kinds, index = saved.get("edge_type"), saved.get("edge_index")
+    if not isinstance(kinds, Tensor) or not _is_of_edges(kinds, index) or kinds.dim() != 1:
+        return loaded
+    if kinds.is_floating_point() or len(numbers := kinds.unique()) < 2:
+        return loaded
+    log.info("%s: edge_type is the relation of each edge; there are %s", path, len(numbers))
+    of_edges = ("edge_index", "edge_type", "edge_attr", "edge_weight")
+    node = {key: value for key, value in saved.items() if key not in of_edges}
+    if not {"x", "y", "num_nodes"} & set(node):
+        node["num_nodes"] = int(index.max()) + 1
+    parts: dict = {"_global_store": {}, NODE: node}
+    for number in numbers.tolist():
+        chosen = kinds == number
+        parts[NODE, str(number), NODE] = {
+            "edge_index": index.as_subclass(Tensor)[:, chosen],
+            **{key: saved[key][chosen] for key in of_edges[2:] if key in saved},
+        }
+    return parts
 
 
 def _split_edges(
@@ -244,16 +269,18 @@ def _read_saved(
                 order, len(saved["y"]), splitting.train_fraction, splitting.valid_fraction
             )
             saved.update(zip(MASKS, masks, strict=True))
-        if not needs_labels:
+        unsplit = "y" in saved and not any(mask in saved for mask in MASKS)
+        if unsplit and needs_labels:
+            log.info("%s: y is not read, as there are no masks and data.split is not given", path)
+        if unsplit or not needs_labels:
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
         _report_unused(path, saved)
         labels = ("y", *MASKS) if any(key in saved for key in ("y", *MASKS)) else ()
         missing = [key for key in ("edge_index", *labels) if key not in saved]
         if missing:
-            hint = ", or set data.split=random" if set(missing) == set(MASKS) else ""
             raise ValueError(
-                f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add "
-                f"what is missing{hint}"
+                f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add what is "
+                "missing"
             )
         data = _as_data(saved, splitting.mask_column)
         if all(isinstance(saved.get(key), Tensor) for key in NAMES):

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ from parallel_epochs.pipeline.data.columns import (
 )
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.node_names import number_names, pack_names
+from parallel_epochs.pipeline.data.node_names import number_names, pack_names, refuse_rounded
 from parallel_epochs.pipeline.data.sniffer import BLANKS, choose_separator, is_number, read_rows
 from parallel_epochs.pipeline.run import checkpoint, files, limits
 from parallel_epochs.pipeline.run.tables import check_parquet
@@ -80,7 +81,8 @@ def read(path: str, labels: str | None = None) -> Graph:
     """
     source = Path(path)
     if source.is_dir():
-        parts = [_read_images(member) for member in _members(source)[::2]]
+        members = _members(source)
+        parts = [_read_images(*pair) for pair in zip(members[::2], members[1::2])]
         if len({part.x.shape[1] for part in parts}) > 1:
             raise ValueError(f"{path} has images of several sizes: give the path of one file")
         found = Found(
@@ -165,45 +167,30 @@ def _read_idx_file(path: Path) -> Found:
     return Found(images.reshape(len(images), math.prod(images.shape[1:])))
 
 
-def _read_images(path: Path) -> Found:
-    found, labels = (
-        _read_idx_file(path),
-        _read_idx(
-            next(
-                member
-                for before, member in zip(_members(path.parent), _members(path.parent)[1:])
-                if before == path
-            )
-        ),
-    )
-    if len(labels) != len(found.x):
+def _read_images(path: Path, labels: Path) -> Found:
+    found = _read_idx_file(path)
+    found.labels = _read_idx(labels)
+    if len(found.labels) != len(found.x):
         raise ValueError(
-            f"{path} has {len(found.x):,} images, but its file of labels has {len(labels):,}"
+            f"{path} has {len(found.x):,} images, but its file of labels has {len(found.labels):,}"
         )
-    found.labels = labels
     return found
 
 
-def _read_array(path: Path) -> Found:
+def _load_numpy(path: Path) -> Any:
+    limits.check_zip(path)
     try:
-        return Found(np.load(io.BytesIO(read_bytes(path)), allow_pickle=False))
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        MemoryError,
-    ) as error:  # of a head that asks for any number of bytes
-        raise ValueError(f"{path} is not an array that numpy.save wrote: {error}") from None
+        found = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+        return found if isinstance(found, np.ndarray) else dict(found)
+    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        # A head may ask for any number of bytes.
+        how = "save" if path.suffix == ".npy" else "savez"
+        raise ValueError(f"{path} is not a file that numpy.{how} wrote: {error}") from None
 
 
 def _read_arrays(path: Path) -> Found:
-    limits.check_zip(path)
-    try:
-        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as archive:
-            content = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a file that numpy.savez wrote: {error}") from None
-    return _choose(content, path)
+    found = _load_numpy(path)
+    return Found(found) if isinstance(found, np.ndarray) else _choose(found, path)
 
 
 def _read_tensors(path: Path) -> Found:
@@ -214,17 +201,11 @@ def _read_tensors(path: Path) -> Found:
         raise ValueError(
             f"{path} holds a {type(content).__name__}: save a tensor, or a dict of tensors"
         )
-    return _choose(
-        {
-            name: value.detach().to_dense().float().numpy()
-            if isinstance(value, Tensor) and name in VECTOR_KEYS
-            else value.numpy()
-            if isinstance(value, Tensor)
-            else np.asarray(value)
-            for name, value in content.items()
-        },
-        path,
-    )
+    for name, value in content.items():
+        if isinstance(value, Tensor):
+            value = value.detach().to_dense()
+            content[name] = (value.float() if name in VECTOR_KEYS else value).numpy()
+    return _choose({name: np.asarray(value) for name, value in content.items()}, path)
 
 
 def _choose(content: dict[str, np.ndarray], path: Path) -> Found:
@@ -251,33 +232,27 @@ def _read_table(path: Path) -> Found:
         first = _split(head, separator)
         limits.check_columns(str(path), len(first))
         is_head = not any(map(is_number, first[1:] or first))
-        second = _split(
-            b"".join(itertools.islice(file, num_before + 1, num_before + 2)).decode(
-                "utf-8", "replace"
-            ),
-            separator,
-        )
+        line = b"".join(itertools.islice(file, num_before + 1, num_before + 2))
+        second = _split(line.decode("utf-8", "replace"), separator)
         file.seek(0)
-        # word2vec's line of sizes; if two numbers follow it may also be the first of points in the plane
-        has_sizes = (
+        # word2vec's line of sizes; if two numbers follow it is the first of points in the plane
+        is_sizes = (
             _suffix(path) == ".txt"
             and len(first) == 2
             and all(cell.strip().isdecimal() for cell in first)
+            and not (len(second) == 2 and is_number(second[0]))
         )
-        skipped = is_head or has_sizes and len(second) != 2
         table = read_table(
             file,
             str(path),
             separator,
             header=None,
-            skiprows=num_before + skipped,
+            skiprows=num_before + (is_head or is_sizes),
             quoting=3 if separator == BLANKS else 0,
             keep_default_na=False,
             na_values={place: MISSING for place in range(1, max(len(first), len(second)))},
         )
-    if has_sizes and not skipped and int(first[1]) == 1 and int(first[0]) == len(table) - 1:
-        table, skipped = table.iloc[1:].reset_index(drop=True), True
-    if skipped:
+    if is_head or is_sizes:
         log.info("%s: the first line is left out as a header: %s", path, head.strip()[:80])
     return _from_table(table, path, named=is_head and first[0].strip().strip('"').lower() in NAMES)
 
@@ -293,17 +268,13 @@ def _read_parquet(path: Path) -> Found:
     try:
         with parquet.ParquetFile(path) as file:
             num_rows, num_columns = file.metadata.num_rows, file.metadata.num_columns
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable table: {error}") from None
-    limits.check_columns(str(path), num_columns)
-    limits.check_size(
-        f"{path} unpacks to", 8 * num_rows * num_columns, limits.UNPACKED, limits.limit_in_memory()
-    )
-    try:
+        limits.check_columns(str(path), num_columns)
+        size = 8 * num_rows * num_columns
+        limits.check_size(f"{path} unpacks to", size, limits.UNPACKED, limits.limit_in_memory())
         table = pd.read_parquet(path)
-        return _from_table(table, path, named=bool(len(table.columns)) and table.columns[0] == "id")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a readable table: {error}") from None
+    return _from_table(table, path, named=bool(len(table.columns)) and table.columns[0] == "id")
 
 
 def _from_table(table: pd.DataFrame, path: Path, *, named: bool = False) -> Found:
@@ -314,22 +285,18 @@ def _from_table(table: pd.DataFrame, path: Path, *, named: bool = False) -> Foun
     """
     names = None
     if table.shape[1] and (named or not pd.api.types.is_numeric_dtype(table.iloc[:, 0])):
+        refuse_rounded(str(path), table.iloc[:, 0])
         names, table = table.iloc[:, 0].astype(str).to_numpy(), table.iloc[:, 1:]
-    for place, column in enumerate(table):
-        if not pd.api.types.is_numeric_dtype(table[column]) or pd.api.types.is_bool_dtype(
-            table[column]
-        ):
-            values = table[column].astype(str)
-            row = next(
-                (number for number, value in enumerate(values) if not is_number(value)), None
-            )
-            if row is None:
-                continue  # whole numbers of more than 64 bits, which pandas leaves as they are
-            raise ValueError(
-                f"{path}: row {row + 1} of column {place + 1 + (names is not None)} is "
-                f"{values.iloc[row]!r}, which is not a number: leave the column out, or give labels as "
-                "data.labels"
-            )
+    for place, column in enumerate(table, start=1 + (names is not None)):
+        values = table[column]
+        if values.dtype == object or pd.api.types.is_string_dtype(values):
+            wrong = ~values.astype(str).map(is_number)
+            if wrong.any():
+                row = int(wrong.to_numpy().argmax())
+                raise ValueError(
+                    f"{path}: row {row + 1} of column {place} is {values.iloc[row]!r}, which is not a "
+                    "number: leave the column out, or give labels as data.labels"
+                )
     return Found(table.to_numpy(np.float64), names)
 
 
@@ -349,20 +316,15 @@ def _read_labels(path: Path, found: Found) -> np.ndarray:
     """Read labels in the order of the vectors."""
     suffix = _suffix(path)
     if suffix in ("idx", ".npy"):
-        return _read_idx(path) if suffix == "idx" else _read_array(path).x
-    lines = read_lines(path)
-    rows = (
-        []
-        if found.names is None
-        else [row for _, row in read_rows(path, set(map(str, found.names)))]
-    )
-    if found.names is None or not rows or min(map(len, rows)) < 2:
-        return np.array([line or None for line in lines], object)
-    label_of = {row[0]: row[1] for row in rows}
-    labels = [label_of.get(str(name)) for name in found.names]
+        return _read_idx(path) if suffix == "idx" else _load_numpy(path)
+    rows = [] if found.names is None else read_rows(path, set(map(str, found.names)))
+    if not rows or min(len(row) for _, row in rows) < 2:
+        return np.array([line or None for line in read_lines(path)], object)
+    label_of = {name: label for _, (name, label, *_) in rows}
+    labels = [label_of.get(str(name)) for name in cast(Any, found.names)]
     if not any(label is not None for label in labels):
         raise ValueError(
-            f"data.labels={path}: none of its ids is a name of a vector; the first is {rows[0][0]}"
+            f"data.labels={path}: none of its ids is a name of a vector; the first is {rows[0][1][0]}"
         )
     return np.array(labels, object)
 
@@ -373,12 +335,10 @@ def _number_labels(labels: np.ndarray, origin: str, num_points: int) -> tuple[Te
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.shape != (num_points,):
-        count = (
-            f"{len(labels):,} labels"
-            if labels.ndim == 1
-            else f"labels of the shape {list(labels.shape)}"
+        count = " x ".join(f"{size:,}" for size in labels.shape)
+        raise ValueError(
+            f"{origin} has {count} labels for {num_points:,} vectors: give one for each"
         )
-        raise ValueError(f"{origin} has {count} for {num_points:,} vectors: give one for each")
     series = pd.Series(labels)
     known = series.notna().to_numpy()
     if labels.dtype.kind in "iu":
@@ -396,7 +356,7 @@ def _number_labels(labels: np.ndarray, origin: str, num_points: int) -> tuple[Te
 
 
 READERS: dict[str, Callable[[Path], Found]] = {
-    ".npy": _read_array,
+    ".npy": _read_arrays,
     ".npz": _read_arrays,
     ".csv": _read_table,
     ".tsv": _read_table,

@@ -95,7 +95,7 @@ def test_labels_of_a_row_are_divided_by_what_separates_no_cells(content, rows, t
 
 
 def test_texts_that_are_all_quoted_are_quoted():
-    assert sniff(b'"a" "b" 1\n"c" "d" 2.5\n', "t").quoted and not sniff(b'a\t"b"\n', "t").quoted
+    assert sniff(b'"a"\t"b"\t1\n"c"\t"d"\t2.5\n', "t").quoted and not sniff(b'a\t"b"\n', "t").quoted
 
 
 def test_digests_are_those_that_kept_graphs_are_named_by(tmp_path):

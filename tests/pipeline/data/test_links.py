@@ -30,6 +30,7 @@ from parallel_epochs.pipeline.data.links import (
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -143,6 +144,23 @@ def test_time_trains_on_the_links_that_came_first():
         for split in ("train", "valid", "test")
     )
     assert max(train) <= min(valid) <= max(valid) <= min(test) and max(train) < max(test)
+
+
+def test_links_of_the_test_do_not_change_the_validation():
+    whole = graph()
+    times = torch.from_numpy(np.random.default_rng(1).integers(50, size=whole.num_edges)).double()
+    split = dataclasses.replace(SPLIT, kind="time", until=(20.0, 35.0))
+    found = []
+    for kept in (times >= 0, (times <= 35) | (times % 2 == 0)):
+        kept = kept.nonzero().flatten()
+        data = whole.clone()
+        data.edge_index, data.edge_time = keep_edges(whole.edge_index, kept), times[kept]
+        if whole.edge_attr is not None:
+            data.edge_attr = whole.edge_attr[kept]
+        found.append(divide_links(data, split, "graph"))
+    assert len(found[0].test_pairs) > len(found[1].test_pairs)
+    for key in ("valid_pairs", "valid_negatives"):
+        assert torch.equal(found[0][key], found[1][key])
 
 
 @pytest.mark.parametrize("num_nodes, num_links", [(2, 0), (7, 0), (7, 20), (30, 3), (30, 434)])

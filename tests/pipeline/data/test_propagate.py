@@ -231,7 +231,7 @@ def test_damaged_features_are_averaged_again(tmp_path, caplog):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     assert torch.equal(load(config, tmp_path).x, before)
-    assert "averaging the features again" in caplog.text
+    assert "making it again" in caplog.text
 
 
 def test_a_store_of_the_users_is_left_as_it_is(stored, tmp_path):
@@ -264,7 +264,7 @@ def test_features_of_an_earlier_version_without_moments_are_averaged_again(tmp_p
     del manifest["arrays"]["hop_moments"]
     (path / store.MANIFEST).write_text(json.dumps(manifest))
     assert load(config, tmp_path).hop_moments is not None
-    assert "it lacks hop_moments or nodes; averaging the features again" in caplog.text
+    assert "it lacks hop_moments or nodes; making it again" in caplog.text
 
 
 def test_hidden_links_do_not_show_in_the_features(tmp_path):

@@ -91,6 +91,12 @@ def test_arrays(tmp_path):
     )
 
 
+def test_ids_that_may_have_been_rounded_are_refused(tmp_path):
+    pd.DataFrame({"id": [2.0**53 + 2, 5.0], "a": [1.0, 2.0]}).to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match="the id 9007199254740994 is a floating point number"):
+        read(tmp_path / "x.parquet")
+
+
 def test_images_in_idx(tmp_path):
     images = np.arange(24).reshape(4, 3, 2)
     path = write_idx(tmp_path / "a-images-idx3-ubyte.gz", images)
@@ -137,7 +143,7 @@ BAD = {
     "x.csv": ("1,2\n3,red\n", r"x.csv: row 2 of column 2 is 'red', which is not a number"),
     "empty.csv": ("\n", "empty.csv holds no rows"),
     "ragged.csv": ("1,2\n3,4,5\n", "ragged.csv is not a table: Expected 2 fields in line 2, saw 3"),
-    "x.npy": ("nothing", "x.npy is not an array that numpy.save wrote"),
+    "x.npy": ("nothing", "x.npy is not a file that numpy.save wrote"),
     "x.npz": ("nothing", "x.npz is not a file that numpy.savez wrote"),
     "x.pt": ("nothing", "x.pt holds no tensors that torch.save wrote: it is text"),
     "x.parquet": ("nothing", "x.parquet is not a readable table"),

@@ -304,8 +304,12 @@ def test_labels_of_edges_of_a_saved_graph_are_learned(keys, tmp_path):
         ({"train_mask": None}, "no train_mask of the edges"),
         ({"train_mask": torch.ones(40).bool()}, "for each of the 300"),
         (
-            {"edge_index": torch.tensor([[0, 1], [1, 0]]), "edge_label": torch.tensor([0, 1])},
-            "in both directions",
+            {
+                "edge_index": torch.tensor([[0, 1, 2], [1, 0, 3]]),
+                "edge_label": torch.tensor([0, 1, 0]),
+                **{mask: torch.arange(3) == place for place, mask in enumerate(MASKS)},
+            },
+            "in one direction or both, into two splits",
         ),
     ],
 )
