@@ -25,13 +25,6 @@ def refuse(number: int) -> Graphs:
     return tell(number)
 
 
-def refuse_or_take_long(number: int) -> Graphs:
-    if number == 0:
-        raise ValueError("item 0 is none")
-    time.sleep(0.2)
-    return tell(number)
-
-
 def wait_for_ever(folder: Path, number: int) -> Graphs:
     (folder / str(os.getpid())).touch()
     time.sleep(600)

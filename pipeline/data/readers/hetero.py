@@ -12,7 +12,6 @@ from torch_geometric.data import HeteroData
 from parallel_epochs.models.edge_index import INT32_END, plain_edges
 from parallel_epochs.pipeline.data.check import as_float32, check, check_edge_index, check_tensor
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.join_types import NodesOfType, Relation, join_parts
 from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.data.sparse import with_edges
@@ -22,23 +21,6 @@ from parallel_epochs.pipeline.run.read_back import shown
 log = logging.getLogger(__name__)
 
 LABELS = ("y", *MASKS)
-# Other attributes of a graph with types; they are made anew of its parts.
-MADE = (
-    "edge_index",
-    "edge_attr",
-    "types",
-    "species",
-    "metric",
-    "num_nodes",
-    "num_categories",
-    "x_source",
-    "structure",
-    "out_channels",
-    "num_relations",
-    "store",
-    "content_hash",
-    "on_disk",
-)
 # Makes a Data of the attributes of a type: called with its name, the attributes, and whether its labels are needed.
 ReadType = Callable[[str, dict, bool], Graph]
 
@@ -145,74 +127,6 @@ def _leave_reversed(
                 relations[reversed_][1],
             )
     return {relation: own for relation, own in edges.items() if relation not in left}
-
-
-def take_apart(origin: str, saved: Mapping, *, reverse_relations: bool) -> dict:
-    """Return the dict of a ``HeteroData`` whose join a graph with types is, for :func:`join_hetero`.
-
-    Args:
-        saved: the attributes of the graph; those that are None are left out.
-        reverse_relations: whether each relation gets a reverse one: those that are there are left out.
-
-    Raises:
-        ValueError: its types do not fit its tensors.
-    """
-    kept = [key for key in ("x", *LABELS) if key in saved]
-    graph, types = _read_types(origin, saved, kept)
-    relation = graph.edge_attr[:, 0].long()
-    if unused := [key for key in saved if key not in (*kept, *MADE)]:
-        log.info("%s: not used: %s", origin, ", ".join(unused))
-    out: dict[Any, Any] = {"_global_store": {}}
-    for name, width in zip(types.names, types.widths, strict=True):
-        nodes = types.nodes_of(name)
-        own = (
-            {}
-            if name in types.averaged or not width
-            else {"x": graph.x[nodes.start : nodes.stop, :width]}
-        )
-        labels = LABELS if name == types.labelled else ()
-        out[name] = (
-            own
-            | {key: graph[key][nodes.start : nodes.stop] for key in labels if key in saved}
-            | {"num_nodes": len(nodes), **({"metric": graph.metric} if labels else {})}
-        )
-    reversed_by = reverses_of(types.relations)
-    for number, (source, name, target) in enumerate(types.relations):
-        if number in reversed_by and reverse_relations:
-            continue
-        chosen = (relation == number).nonzero().flatten()
-        first = torch.tensor([[types.nodes_of(source).start], [types.nodes_of(target).start]])
-        forward = [place for place in range(len(types.relations)) if place not in reversed_by]
-        columns = dict(zip(forward, types.edge_columns)).get(
-            reversed_by.get(number, number), [0, 0]
-        )
-        out[source, name, target] = {
-            "edge_index": graph.edge_index.as_tensor().long()[:, chosen] - first
-        } | (
-            {"edge_attr": graph.edge_attr[chosen, columns[0] : sum(columns)]} if columns[1] else {}
-        )
-    return out
-
-
-def _read_types(origin: str, saved: Mapping, kept: list[str]) -> tuple[Graph, GraphTypes]:
-    """Return the graph of attributes and its types, if these fit the tensors; those in `kept` have a row a node."""
-    try:
-        graph = Graph(**saved)
-        types = GraphTypes.from_value(graph.types.to_value())
-        check(graph)
-        relation = graph.edge_attr[:, 0]
-        fits = (
-            {sum(types.counts)} == {graph.num_nodes, *(len(graph[key]) for key in kept)}
-            and bool(((relation >= 0) & (relation < len(types.relations))).all())
-            and len(types.names) == len(types.counts) == len(types.widths)
-            and max(map(sum, types.edge_columns), default=0) <= graph.edge_attr.size(1)
-        )
-        found = f"it has {graph.num_nodes:,} nodes, and its types are {types}"
-    except (AttributeError, TypeError, LookupError, RuntimeError, ValueError) as error:
-        fits, found = False, " ".join(str(error).split())
-    if not fits:
-        raise ValueError(f"{origin} holds a graph with types that do not fit it: {found}")
-    return graph, types
 
 
 def choose_labelled(

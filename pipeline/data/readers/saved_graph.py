@@ -28,11 +28,11 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.check import as_float32, check_numbering, check_tensor
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.graph_types import NODE, GraphTypes
+from parallel_epochs.pipeline.data.graph_types import NODE
 from parallel_epochs.pipeline.data.node_names import check_names
 from parallel_epochs.pipeline.data.pickles import readable
 from parallel_epochs.pipeline.data.readers.edge_labels import LABELS, OF_EDGES, split_edges
-from parallel_epochs.pipeline.data.readers.hetero import join_hetero, take_apart
+from parallel_epochs.pipeline.data.readers.hetero import join_hetero
 from parallel_epochs.pipeline.data.sparse import coalesce, with_edges
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
@@ -59,7 +59,6 @@ CLASSES = [
     DataTensorAttr,
     EdgeIndex,
     Graph,
-    GraphTypes,
     HeteroData,
     BaseStorage,
     EdgeStorage,
@@ -118,11 +117,7 @@ def read(
         mask_column, split, time_column, train_fraction, valid_fraction, graph_seed
     )
     loaded = _load(path)
-    if isinstance(loaded, (Graph, dict)) and isinstance(loaded.get("types"), GraphTypes):
-        loaded = take_apart(
-            str(path), _attributes(path, loaded), reverse_relations=reverse_relations
-        )
-    elif hide_labelled is not None and not is_hetero(loaded):
+    if hide_labelled is not None and not is_hetero(loaded):
         loaded, reverse_relations = (
             _split_edges(
                 str(path),
@@ -426,18 +421,14 @@ def _empty(factory: object = None) -> dict:
 
 def _explain_class(name: str) -> str:
     """Say what to do about a class that is not loaded, because that could run code."""
-    if name.startswith("numpy."):
-        return "holds a numpy array: save torch.from_numpy(...) of it"
-    if name.startswith("scipy.sparse."):
-        return (
-            "holds a SciPy matrix: save torch.sparse_csr_tensor(m.indptr, m.indices, m.data, m.shape), where m is "
-            "its tocsr()"
-        )
-    if name.endswith(".SparseTensor"):
-        return (
-            "holds a SparseTensor: save its to_torch_sparse_csr_tensor() in its place, as in "
-            "data.adj_t = data.adj_t.to_torch_sparse_csr_tensor()"
-        )
+    for begin, kind, mend in (
+        ("numpy.", "a numpy array", "torch.from_numpy(...) of it"),
+        ("scipy.sparse.", "a SciPy matrix", "torch.sparse_csr_tensor(...) of its tocsr()"),
+        ("torch_sparse.", "a SparseTensor", "its to_torch_sparse_csr_tensor()"),
+        ("parallel_epochs.", "a graph with types", "the HeteroData that it was made of"),
+    ):
+        if name.startswith(begin):
+            return f"holds {kind}: save {mend}"
     return f"names {name}, which is not loaded, as it could run code: save a torch_geometric Data of tensors"
 
 

@@ -7,11 +7,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 
 from parallel_epochs.pipeline.data import cache, prepare as preparing
-from parallel_epochs.pipeline.data.cache import hash_graph, load, read
+from parallel_epochs.pipeline.data.cache import hash_graph, load
 from parallel_epochs.pipeline.data.config import (
     OGB_NODE_NAMES,
     DigitsConfig,
@@ -21,15 +19,12 @@ from parallel_epochs.pipeline.data.config import (
     SyntheticProteinsConfig,
 )
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.learned import learn, with_labels
 from parallel_epochs.pipeline.data.node_names import pack_names, unpack_names
 from parallel_epochs.pipeline.data.readers import ogb_node, synthetic
-from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
-from parallel_epochs.pipeline.graph.edges import adjacency
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.names import MASKS, SPLITS
-from tests.helpers.files import SHARED, needs_shared, write_csv
+from tests.helpers.files import write_csv
 
 SMALL = dict(num_nodes=600, num_edges=12_000, num_groups=12, num_tasks=4)
 
@@ -72,51 +67,6 @@ def test_synthetic_proteins_has_the_schema_and_is_reproducible():
     a.edge_index.validate()
 
 
-def test_both_directions_of_a_pair_carry_the_same_evidence():
-    data = synthetic.synthetic_proteins(**SMALL)
-    src, dst = data.edge_index.as_tensor().tolist()
-    evidence = {(u, v): e for u, v, e in zip(src, dst, data.edge_attr.tolist())}
-    assert all(evidence[v, u] == e for (u, v), e in evidence.items())
-
-
-@pytest.mark.slow
-def test_neighbours_tell_what_a_node_alone_does_not():
-    data = synthetic.synthetic_proteins(
-        num_nodes=3000, num_edges=150_000, num_groups=40, num_tasks=6
-    )
-    x = incident_features(data.edge_index, data.edge_attr, "log_sum").numpy()
-    matrix = adjacency(data.edge_index)
-    matrix.data = np.ones(matrix.nnz, np.float32)
-    with_neighbours = np.concatenate([x, matrix @ x / np.diff(matrix.indptr).clip(1)[:, None]], 1)
-    train, test = data.train_mask.numpy(), data.test_mask.numpy()
-
-    def auc(features):
-        fitted = [
-            LogisticRegression(max_iter=1000).fit(features[train], y[train])
-            for y in data.y.T.numpy()
-        ]
-        return np.mean(
-            [
-                roc_auc_score(y[test], model.predict_proba(features[test])[:, 1])
-                for model, y in zip(fitted, data.y.T.numpy())
-            ]
-        )
-
-    assert auc(x) + 0.12 < auc(with_neighbours) and auc(with_neighbours) > 0.85
-
-
-def test_dense_and_edgeless_synthetic_graphs():
-    most = 40 * 39 // 4
-    dense = synthetic.synthetic_proteins(
-        num_nodes=40, num_edges=most - most % 2, num_groups=4, num_tasks=2, num_species=4
-    )
-    assert inspect(dense.edge_index).num_duplicates == 0 and dense.num_edges == most - most % 2
-    empty = synthetic.synthetic_proteins(
-        num_nodes=40, num_edges=0, num_groups=4, num_tasks=2, num_species=4
-    )
-    assert empty.num_edges == 0 and torch.isfinite(empty.y).all()
-
-
 def test_digits_is_an_undirected_graph_of_real_digits(tmp_path):
     data = load(DigitsConfig(), tmp_path)
     assert (
@@ -151,17 +101,6 @@ def test_a_folder_in_ogbs_layout(name, ogb_toy, tmp_path):
     else:
         assert (data.metric, data.y.shape, data.y.dtype) == ("acc", (60, 1), torch.int64)
         assert data.edge_index.size(1) == {"ogbn-arxiv": 300, "ogbn-products": 600}[name]
-
-
-def test_undirected_with_self_loops(ogb_toy, tmp_path):
-    config = OGBConfig(
-        name="ogbn-arxiv",
-        folder=str(ogb_toy("ogbn-arxiv")),
-        to_undirected=True,
-        add_self_loops=True,
-    )
-    found = inspect(load(config, tmp_path).edge_index)
-    assert found.is_undirected and found.num_self_loops == 60 and found.num_duplicates == 0
 
 
 def test_a_split_saved_as_numpy_arrays(ogb_toy, tmp_path):
@@ -274,14 +213,6 @@ def test_reverse_edges_and_self_loops_get_the_mean_of_the_features():
     assert inspect(synthetic_with_loops.edge_index).num_self_loops == 600
 
 
-@needs_shared("yeast")
-def test_the_real_yeast_graph(tmp_path):
-    data = load(OGBConfig(name="ogbn-proteins", folder=str(SHARED / "yeast")), tmp_path)
-    found = inspect(data.edge_index)
-    assert (found.num_nodes, found.num_edges, found.num_isolated) == (5911, 2 * 225_348, 225)
-    assert found.is_undirected and data.y.shape == (5911, 112) and data.x.shape == (5911, 9)
-
-
 def test_prepared_graphs_are_cached_by_content(ogb_toy, tmp_path, caplog):
     caplog.set_level("INFO")
     folder, cache = ogb_toy(), tmp_path / "cache"
@@ -363,32 +294,6 @@ def test_nothing_that_a_user_saved_is_dropped_in_silence(tmp_path, caplog):
     loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
     assert sorted(loaded.edge_attr.squeeze(1).tolist()) == sorted(weights.tolist())
     assert f"{tmp_path / 'graph.pt'}: not used: pos" in caplog.messages
-
-
-@pytest.mark.parametrize("rows, said", [(8, True), (6, False)])
-def test_weights_of_networkx_are_told_of(rows, said, tmp_path, caplog):
-    masks = {mask: torch.arange(6) % 3 == number for number, mask in enumerate(MASKS)}
-    torch.save(
-        {
-            "edge_index": torch.zeros(2, 8, dtype=torch.long),
-            "y": torch.arange(6) % 2,
-            "weight": torch.ones(rows),
-            **masks,
-        },
-        tmp_path / "g.pt",
-    )
-    assert read(FileConfig(path=str(tmp_path / "g.pt"))).edge_attr is None
-    assert ("save data.edge_weight = data.weight" in caplog.text) == said
-
-
-def test_log_sums_are_standardised():
-    data = preparing.prepare(
-        synthetic.synthetic_proteins(**SMALL), origin="x", node_features="log_sum"
-    )
-    torch.testing.assert_close(data.x[:, :8].mean(0), torch.zeros(8), atol=1e-5, rtol=0)
-    torch.testing.assert_close(data.x[:, :8].std(0, correction=0), torch.ones(8))
-    negative = incident_features(data.edge_index, -data.edge_attr, "log_sum")
-    torch.testing.assert_close(negative, -data.x[:, :8])
 
 
 def test_an_empty_valid_split_is_said(caplog):
@@ -513,35 +418,6 @@ def test_whole_numbers_that_float32_rounds_are_said(key, dtype, tmp_path, caplog
         load(FileConfig(path=str(tmp_path / f"{base}.pt")), tmp_path / "cache")
         what = f"{key}: float32 rounds 3 whole numbers above 2^24, such as 16,777,217 to 16,777,216"
         assert (what in caplog.text) == said
-
-
-def test_whole_numbers_of_tables_that_float32_rounds_are_said(tmp_path, caplog):
-    pytest.importorskip("duckdb")
-    (tmp_path / "n.csv").write_text(
-        "id,a,b,c\n" + "".join(f"{i},{2**24 + i},{i},{2**24 + i}\n" for i in range(6))
-    )
-    (tmp_path / "e.csv").write_text(
-        "source,target,w\n" + "".join(f"{i},{(i + 1) % 6},{2**24 + i}\n" for i in range(6))
-    )
-    for standardize in (False, True):
-        caplog.clear()
-        data = load(
-            TablesConfig(
-                folder=str(tmp_path),
-                metric="rmse",
-                train_fraction=0.5,
-                nodes=NodeColumns("n.csv", features=["a", "b"], label="c", standardize=standardize),
-                edges=EdgeColumns("e.csv", weight="w"),
-            ),
-            tmp_path / "cache",
-        )
-        assert ("n.csv: column a: float32 rounds 3 whole" in caplog.text) != standardize
-        assert "column b" not in caplog.text
-        assert len(data.x[:, 0].unique()) == (6 if standardize else 3)
-        assert all(
-            f"{name}.csv: column {column}: float32 rounds 3 whole numbers" in caplog.text
-            for name, column in (("n", "c"), ("e", "w"))
-        )
 
 
 def test_other_data_have_the_classes_that_were_learned():

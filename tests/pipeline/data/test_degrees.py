@@ -77,15 +77,6 @@ def test_features_that_are_the_degree_get_the_out_degree_alone(directed, tmp_pat
     assert load(directed, tmp_path, degrees=True).x.size(1) == 1
 
 
-def test_species_and_places_in_graphs_stay_the_last_columns():
-    data = random_graph(30, 80, 0, symmetric=False)
-    before, data.num_categories = data.x.clone(), 2
-    add_degrees(data, num_last=1)
-    assert torch.equal(data.x[:, -3:], before[:, -3:]) and torch.equal(
-        data.x[:, :-5], before[:, :-3]
-    )
-
-
 @pytest.mark.parametrize("most", [64, 1])
 def test_each_relation_of_a_typed_graph_has_columns(tmp_path, monkeypatch, most):
     monkeypatch.setattr(counting, "MOST", most)

@@ -81,16 +81,3 @@ def test_without_a_network_the_message_says_what_to_do(archive_server, tmp_path,
     ):
         ogb_node.download("ogbn-proteins", str(root))
     assert os.listdir(root) == []
-
-
-def test_what_a_killed_download_left_is_replaced(archive_server, tmp_path):
-    left = tmp_path / ".ogbn_proteins.download"
-    (left / "proteins" / "raw").mkdir(parents=True)
-    (left / "archive.zip").write_bytes(b"half")
-    (left / "proteins" / "raw" / "edge.csv.gz").write_bytes(b"half")
-    archive_server.append("whole")
-    ogb_node.download("ogbn-proteins", str(tmp_path))
-    assert (
-        ogb_node.read(tmp_path / "ogbn_proteins", "ogbn-proteins").num_nodes == 60
-        and not left.exists()
-    )

@@ -1,17 +1,14 @@
 """Graphs with several types of nodes: HeteroData and ogbn-mag's raw folder, as one graph with types and relations."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from ogb.io.read_graph_raw import read_csv_heterograph_raw
 from torch_geometric.data import HeteroData
 from torch_geometric.transforms import ToUndirected
 
-from parallel_epochs.pipeline.data import cache, join_types
+from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig, OGBHeteroConfig
-from parallel_epochs.pipeline.data.join_types import Plan, column_ranges, plan_means, refuse_unread
-from parallel_epochs.pipeline.data.objects import attributes_of
+from parallel_epochs.pipeline.data.join_types import refuse_unread
 from tests.helpers.typed_graphs import write_mag
 
 BUYS = ("user", "buys", "item")
@@ -88,27 +85,6 @@ def test_equal_to_pygs_to_homogeneous(tmp_path):
     assert not found.train_mask[20:].any()
 
 
-def test_means_of_blocks_of_edges_are_the_same_bits(tmp_path, monkeypatch):
-    whole, sizes = load(tmp_path, make()), list[int]()
-    update_all = join_types.update_all
-    monkeypatch.setattr(join_types, "EDGES_OF_BLOCK", 4)
-    monkeypatch.setattr(
-        join_types,
-        "update_all",
-        lambda edges, *args, **options: (
-            sizes.append(max(edges.size(1), len(options["u"]))),
-            update_all(edges, *args, **options),
-        )[1],
-    )
-    found = load(tmp_path / "blocks", make())
-    into_tags = whole.edge_index.as_tensor()[1].bincount()[32:]
-    assert (
-        torch.equal(found.x, whole.x)
-        and len(sizes) > 1
-        and max(sizes) <= max(4, int(into_tags.max()))
-    )
-
-
 def test_reverse_relations_that_pyg_has_added_are_those_that_are_added(tmp_path):
     """ToUndirected gives the reverse relation the features of the edges; their order does not count."""
     data = make()
@@ -137,61 +113,6 @@ def test_a_dict_of_it_gives_the_same(tmp_path):
     assert torch.equal(one.x, other.x) and torch.equal(one.edge_attr, other.edge_attr)
 
 
-@pytest.mark.parametrize("options", [{}, {"reverse_relations": False, "featureless": "none"}])
-@pytest.mark.parametrize("kind", ["as it is", "in memory"])
-def test_a_graph_with_types_that_was_opened_and_saved_gives_the_same(tmp_path, kind, options):
-    first = load(tmp_path, make(), **options)
-    saved = first if kind == "as it is" else attributes_of(first)
-    again = load(tmp_path / "again", saved, **options)
-    assert again.types == first.types and torch.equal(
-        again.edge_index.as_tensor(), first.edge_index.as_tensor()
-    )
-    for key in ("edge_attr", "y", "train_mask", "valid_mask", "test_mask"):
-        assert torch.equal(again[key], first[key]), key
-    torch.testing.assert_close(again.x, first.x)  # means add up in the order of the edges
-
-
-ODD_TYPES = {
-    "counts": [20, 12, 5],
-    "widths": [3, 2],
-    "relations": [("user", "buys")],
-    "labelled": "nobody",
-    "names": ["user", "item"],
-    "averaged": 3,
-    "edge_columns": [[7, 9]] * 3,
-    "unread": None,
-}
-
-
-@pytest.mark.parametrize("field", [*ODD_TYPES, "x", "edge_attr", "edge_index", "y"])
-def test_a_graph_whose_types_do_not_fit_it_is_refused(tmp_path, field):
-    graph = load(tmp_path, make())
-    if field in ODD_TYPES:
-        graph.types = replace(graph.types, **{field: ODD_TYPES[field]})
-    else:
-        graph[field] = (graph[field].as_tensor() if field == "edge_index" else graph[field])[:-1]
-    with pytest.raises(
-        ValueError, match=r"graph.pt( holds a graph with types that do not fit it)?: .*"
-    ):
-        load(tmp_path, graph)
-
-
-def test_types_without_features_take_those_of_neighbours_over_several_hops():
-    relations = [
-        ("paper", "rev_writes", "author"),
-        ("author", "in", "school"),
-        ("paper", "cites", "paper"),
-        ("shop", "sells", "bag"),
-        ("paper", "sees", "school"),
-    ]
-    widths = {"paper": 3, "author": 0, "school": 0, "shop": 0, "bag": 0}
-    assert plan_means(widths, relations) == Plan(
-        widths | {"author": 3, "school": 3}, {"author": ["paper"], "school": ["paper"]}
-    )
-    without_sees = [relation for relation in relations if relation[1] != "sees"]
-    assert plan_means(widths, without_sees).sources == {"author": ["paper"], "school": ["author"]}
-
-
 def test_means_are_of_the_neighbours_of_one_type_each(tmp_path):
     data = HeteroData(
         {
@@ -203,17 +124,6 @@ def test_means_are_of_the_neighbours_of_one_type_each(tmp_path):
         }
     )
     assert load(tmp_path, data, reverse_relations=False).x[4, :2].tolist() == [2, 10]
-
-
-def test_column_ranges_of_labels_rows_and_features(tmp_path):
-    schema = load(tmp_path, make(), featureless="none").types
-    found = column_ranges(schema, num_labels=4, num_learned=8, learned=["item", "tag"])
-    assert found == [[(0, 4), (12, 15)], [(4, 12), (12, 14)], [(4, 12)]]
-    assert column_ranges(schema, num_learned=8, learned=["item"], replaces=True) == [
-        [(8, 11)],
-        [(0, 8)],
-        [],
-    ]
 
 
 def without(name, attribute):
@@ -322,18 +232,6 @@ def test_what_is_wrong_is_named(tmp_path, case):
     assert message in str(caught.value), str(caught.value)
 
 
-def test_thousands_of_relations_are_kept_and_more_refused(tmp_path):
-    data = HeteroData(
-        {"a": {"x": torch.rand(5, 2)}}
-        | {
-            f"a__r{number}__a": {"edge_index": torch.tensor([[number % 5], [0]])}
-            for number in range(3000)
-        }
-    )
-    found = load(tmp_path, data, reverse_relations=False)
-    assert found.edge_attr[:, 0].long().sort().values.tolist() == list(range(3000))
-
-
 def test_ogbn_mags_folder_is_read_as_ogb_reads_it(tmp_path, capsys):
     write_mag(tmp_path)
     found = cache.load(
@@ -394,11 +292,3 @@ def test_keys_of_types_are_refused_for_a_graph_with_one(tmp_path, option):
     data = {"x": torch.rand(3, 2), "edge_index": torch.tensor([[0, 1], [1, 2]])}
     with pytest.raises(ValueError, match="are for a HeteroData, with several types of nodes"):
         load(tmp_path, data, **option)
-
-
-def test_labels_that_are_not_read_tell_the_number_of_nodes(tmp_path):
-    data = make()
-    del data["tag"].num_nodes
-    data["tag"].y = torch.arange(5)
-    found = load(tmp_path, data, label_type="user")
-    assert found.types.counts == [20, 12, 5] and found.types.labelled == "user"

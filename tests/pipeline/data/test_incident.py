@@ -30,18 +30,6 @@ def test_counts_are_those_of_each_node_and_tenth_of_the_range(at_a_time, monkeyp
     np.testing.assert_allclose(found.numpy(), np.log2(1 + expected).reshape(7, -1), rtol=1e-6)
 
 
-def test_counts_of_edges_without_features_or_of_none_at_all():
-    edge_index, _ = sort_edges(torch.tensor([[0, 1, 2], [1, 1, 0]]), 3)
-    assert incident_features(edge_index, None, "counts").tolist() == [
-        [1.0],
-        [pytest.approx(np.log2(3))],
-        [0.0],
-    ]
-    empty, _ = sort_edges(torch.empty(2, 0, dtype=torch.int64), 3)
-    found = incident_features(empty, torch.empty(0, 2), "counts")
-    assert found.shape == (3, 2 * NUM_INTERVALS) and not found.any()
-
-
 @pytest.mark.parametrize(
     "kind, expected", [("counts", None), ("log_sum", [[np.log1p(2) - 3], [-np.log1p(3) - 3]])]
 )

@@ -24,8 +24,6 @@ from parallel_epochs.pipeline.data.links import (
     divide_links,
     draw_hard,
     draw_unlinked,
-    find_links,
-    find_sides,
 )
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.prepare import prepare
@@ -120,14 +118,6 @@ def test_features_of_edges_follow_the_edges_that_stay(kind):
     assert data.x.equal(incident_features(data.edge_index, data.edge_attr, kind))
 
 
-def test_a_split_is_a_function_of_the_seed_alone():
-    first, again, other = (
-        divide_links(graph(), dataclasses.replace(SPLIT, seed=seed), "graph") for seed in (0, 0, 1)
-    )
-    assert all(first[key].equal(again[key]) for key in PAIRS)
-    assert not any(first[key].equal(other[key]) for key in PAIRS)
-
-
 def test_time_trains_on_the_links_that_came_first():
     whole = graph()
     whole.edge_time = torch.from_numpy(
@@ -203,32 +193,6 @@ def test_pairs_without_a_link_of_a_bipartite_graph_join_its_sides(both, caplog):
     whole = prepare(Graph(edge_index=torch.cat([edges, odd], 1), num_nodes=40), origin="g")
     every = divide_links(whole, split, "g"), divide_links(whole, SPLIT, "g")
     assert every[0].test_negatives.equal(every[1].test_negatives)
-
-
-def test_components_of_a_bipartite_graph_have_sides_where_their_links_begin():
-    links = torch.tensor([[0, 5], [1, 5], [6, 2], [7, 2], [6, 3]])
-    assert find_sides(links[:2], 8).tolist() == [0, 0, -1, -1, -1, 1, -1, -1]
-    side = find_sides(links, 8).tolist()
-    assert (
-        side[0] == side[1] == side[6] == side[7] != side[5] == side[2] == side[3] and side[4] == -1
-    )
-    links[2] = links[2].flip(0)
-    assert find_sides(links, 8) is None
-    assert (
-        find_sides(torch.tensor([[0, 1], [1, 2], [0, 2], [3, 4]]), 5) is None
-    )  # one component has an odd cycle
-
-
-def test_draws_are_uniform():
-    counts = np.zeros(15, int)
-    for seed in range(200):
-        for low, high in draw_unlinked(
-            stream("test", seed), 3, torch.tensor([[0, 1], [4, 2]]), 6, "graph"
-        ).tolist():
-            counts[low * (11 - low) // 2 + high - low - 1] += 1
-    assert counts[0] == counts[10] == 0  # 0-1 and 2-4
-    others = np.delete(counts, [0, 10])
-    assert others.min() > 22 and others.max() < 70  # 600 draws of 13 pairs; the deviation is 6.5
 
 
 @pytest.mark.parametrize(
@@ -369,11 +333,6 @@ def test_links_are_divided_once_and_by_all_readers(tmp_path, monkeypatch):
 def test_keys_that_cannot_work_are_refused_before_anything_is_read(task, config, error):
     with pytest.raises(ValueError, match=error):
         config.check_links() if task == "links" else config.check_labels()
-
-
-def test_find_links_names_each_link_once():
-    pairs, link = find_links(torch.tensor([[1, 0, 3, 2, 2], [0, 1, 2, 2, 0]]), 4)
-    assert pairs.tolist() == [[0, 1], [2, 0], [3, 2]] and link.tolist() == [0, 0, 2, -1, 1]
 
 
 @pytest.mark.parametrize("is_bipartite", [False, True])

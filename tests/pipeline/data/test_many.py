@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,13 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from parallel_epochs.pipeline.data.cache import hash_content, load, read
+from parallel_epochs.pipeline.data.cache import load, read
 from parallel_epochs.pipeline.data.config import GraphFilesConfig, SmilesConfig
-from parallel_epochs.pipeline.data.readers import graph_files, many, smiles
+from parallel_epochs.pipeline.data.readers import graph_files, smiles
 from parallel_epochs.pipeline.data.readers.many import read_in_parallel
-from parallel_epochs.pipeline.run.launch import start_rank_server
 from tests.helpers import building
 from tests.helpers.kill_runs import is_alive
-from tests.helpers.reading import refuse, refuse_or_take_long, tell
+from tests.helpers.reading import refuse, tell
 from tests.helpers.running import train
 
 pytestmark = pytest.mark.usefixtures("importable")
@@ -116,12 +114,6 @@ def test_folders_are_splits(names, folder, tmp_path, caplog):
         shutil.rmtree(folder / other)
 
 
-def test_folders_of_other_names_are_no_splits_beside_graphs(folder):
-    found = graph_files.find_files(folder)
-    shutil.copytree(folder, folder / "dev")
-    assert graph_files.find_files(folder) == found and list(found) == [""]
-
-
 @pytest.mark.parametrize(
     "labels, metric, dtype",
     [
@@ -155,21 +147,6 @@ def test_processes_return_the_items_in_order_with_few_files_open():
 def test_the_first_item_that_is_refused_is_named():
     with pytest.raises(ValueError, match="^item 700 is none$"):
         read_in_parallel(refuse, range(5000), 2)
-
-
-def test_what_is_refused_does_not_wait_for_what_the_others_read():
-    # Nor does a thread of the pool fail at what was left, of which pytest would make an error.
-    start_rank_server()
-    bystander = get_context("forkserver").Process(target=time.sleep, args=(600,), daemon=True)
-    bystander.start()
-    begin = time.monotonic()
-    with pytest.raises(ValueError, match="^item 0 is none$"):
-        read_in_parallel(refuse_or_take_long, range(5000), 2)  # eight minutes of work
-    assert (
-        time.monotonic() - begin < 120 and active_children() == [bystander] and bystander.is_alive()
-    )
-    bystander.kill()
-    bystander.join()
 
 
 def test_a_killed_process_is_told_of():
@@ -427,11 +404,3 @@ def test_both_train_are_read_once_and_have_names_in_tables(
         scores.to_numpy(np.float32),
         (rows.double().sigmoid().float() if source == "graph_files" else rows)[:, -1].numpy(),
     )
-
-
-def test_another_file_is_another_dataset(folder, tmp_path):
-    config = GraphFilesConfig(folder=str(folder))
-    before = hash_content(config)
-    torch.save(graph(4, y=torch.tensor([1])), folder / "graph_4.pt")
-    assert hash_content(config) != before
-    assert many.infer_metric(np.array([[2], [0]])) == "acc"

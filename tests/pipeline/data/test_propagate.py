@@ -1,25 +1,16 @@
 """Features averaged over the neighbours: the numbers, where they are kept, and what must not show in them."""
 
-import errno
-import itertools
-import json
-import os
-import signal
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from parallel_epochs.pipeline.data import propagate as propagating
 from parallel_epochs.pipeline.data.cache import load, load_links
-from parallel_epochs.pipeline.data.config import FileConfig, StoreConfig, SyntheticProteinsConfig
+from parallel_epochs.pipeline.data.config import FileConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
-from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from tests.helpers.graphs import random_graph, write_species
-from tests.helpers.running import forked, status_of
 
 SMALL = dict(num_nodes=300, num_edges=4000, num_groups=12, num_tasks=4)
 
@@ -112,66 +103,6 @@ def test_a_store_holds_the_same_whatever_fits_into_memory(
     assert inodes[0] == inodes[1], "the edges were copied"
 
 
-def test_without_links_the_arrays_are_copied(stored, tmp_path, monkeypatch):
-    def refuse(*paths):
-        raise OSError("the file system has no such links")
-
-    monkeypatch.setattr(store.os, "link", refuse)
-    with StoreWriter(tmp_path / "new.store", "key") as writer:
-        write_propagated(writer, stored, 1)
-    assert (tmp_path / "new.store" / "edges.bin").stat().st_nlink == 1
-    assert torch.equal(open_graph(tmp_path / "new.store").y, stored.y)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_kill_at_any_write_of_a_graph_or_of_what_it_shares_loses_nothing(
-    tmp_path, monkeypatch, has_links
-):
-    """Without links, as across disks, arrays of another store are copied."""
-    graph = random_graph(20, 60, 1)
-    torch.save(
-        {"x": graph.x, "edge_index": graph.edge_index.as_tensor().long()}, tmp_path / "graph.pt"
-    )
-    config = FileConfig(path=str(tmp_path / "graph.pt"), propagate=1)
-    expected, calls, link = (
-        load(config, tmp_path / "cache", degrees=True),
-        itertools.count(),
-        os.link,
-    )
-
-    def other_disk(*paths):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    def killed_at(point, function):
-        def call(*args):
-            if next(calls) == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args)
-
-        return call
-
-    monkeypatch.setattr(os, "link", link if has_links else other_disk)
-    statuses = []
-    while 0 not in statuses:
-        cache = tmp_path / f"cache-{len(statuses)}"
-
-        def write(point=len(statuses), cache=cache):
-            for name in ("rename", "replace", "fsync", "pwrite", "link"):
-                setattr(os, name, killed_at(point, getattr(os, name)))
-            load(config, cache, degrees=True)
-
-        statuses.append(status_of(forked(write)))
-        found = load(config, cache, degrees=True)
-        assert torch.equal(found.x, expected.x) and torch.equal(
-            found.edge_index.as_tensor(), expected.edge_index.as_tensor()
-        )
-        assert {path.name for path in cache.glob("graphs/*")} == {
-            path.name for path in (tmp_path / "cache").glob("graphs/*")
-        }
-    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0] and len(statuses) > 20
-
-
 def test_a_writer_never_writes_to_the_array_that_it_shares_with_another_store(stored, tmp_path):
     before = (tmp_path / "own.store" / "edges.bin").read_bytes()
     writer = StoreWriter(tmp_path / "new.store", "key")
@@ -179,27 +110,6 @@ def test_a_writer_never_writes_to_the_array_that_it_shares_with_another_store(st
     with writer.write(edges=((2, 3), torch.int32)) as arrays:
         arrays["edges"].write(0, np.zeros(6, np.int32))
     assert (tmp_path / "own.store" / "edges.bin").read_bytes() == before
-
-
-def test_a_writer_that_was_interrupted_is_gone_on_with(stored, tmp_path, monkeypatch):
-    average, calls = propagating._average_in_blocks, []
-
-    def interrupted(data, x):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return average(data, x)
-
-    monkeypatch.setattr(propagating, "_average_in_blocks", interrupted)
-    for _ in range(2):
-        try:
-            with StoreWriter(tmp_path / "new.store", "key") as writer:
-                write_propagated(writer, stored, 2)
-        except KeyboardInterrupt:
-            assert not store.is_store(tmp_path / "new.store")
-    torch.testing.assert_close(
-        open_graph(tmp_path / "new.store").x, propagate(stored, 2)[0], rtol=1e-5, atol=1e-6
-    )
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -223,50 +133,6 @@ def test_features_are_averaged_once_and_kept_beside_the_graph(on_disk, tmp_path,
     assert told.on_disk == on_disk and told.store == whole.store
 
 
-def test_damaged_features_are_averaged_again(tmp_path, caplog):
-    config = SyntheticProteinsConfig(**SMALL, propagate=1)
-    before = load(config, tmp_path).x.clone()
-    (path,) = (tmp_path / "graphs").glob("*-hops-1.store/x.bin")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    assert torch.equal(load(config, tmp_path).x, before)
-    assert "making it again" in caplog.text
-
-
-def test_a_store_of_the_users_is_left_as_it_is(stored, tmp_path):
-    own = tmp_path / "own.store"
-    before = {path.name: path.read_bytes() for path in own.iterdir()}
-    for on_disk in (False, True):
-        data = load(StoreConfig(path=str(own), on_disk=on_disk, propagate=1), tmp_path / "cache")
-        torch.testing.assert_close(data.x, propagate(stored, 1)[0], rtol=1e-5, atol=1e-6)
-    assert {path.name: path.read_bytes() for path in own.iterdir()} == before
-
-
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_store_without_its_number_of_categories_has_none(on_disk, stored, tmp_path):
-    manifest = json.loads((Path(stored.store) / store.MANIFEST).read_text())
-    del manifest["values"]["num_categories"]
-    (Path(stored.store) / store.MANIFEST).write_text(json.dumps(manifest))
-    assert (
-        load(
-            StoreConfig(path=str(stored.store), propagate=1, on_disk=on_disk), tmp_path
-        ).num_categories
-        == 0
-    )
-
-
-def test_features_of_an_earlier_version_without_moments_are_averaged_again(tmp_path, caplog):
-    config = SyntheticProteinsConfig(**SMALL, propagate=1)
-    load(config, tmp_path)
-    (path,) = (tmp_path / "graphs").glob("*-hops-1.store")
-    manifest = json.loads((path / store.MANIFEST).read_text())
-    del manifest["arrays"]["hop_moments"]
-    (path / store.MANIFEST).write_text(json.dumps(manifest))
-    assert load(config, tmp_path).hop_moments is not None
-    assert "it lacks hop_moments or nodes; making it again" in caplog.text
-
-
 def test_hidden_links_do_not_show_in_the_features(tmp_path):
     graph = random_graph(40, 200, 1, edge_dim=1)
     torch.save(
@@ -282,17 +148,6 @@ def test_hidden_links_do_not_show_in_the_features(tmp_path):
     assert torch.equal(data.edge_index.as_tensor(), plain.edge_index.as_tensor())
     np.testing.assert_allclose(data.x, expected(plain, 1), rtol=1e-4, atol=1e-5)
     assert torch.equal(load_links(config, tmp_path, content_hash=data.content_hash).x, data.x)
-
-
-def test_features_that_memory_cannot_hold_are_refused(stored, monkeypatch):
-    monkeypatch.setattr(propagating, "machine_memory", lambda: 40 * (3 * 10 + 2) * 4)
-    propagate(stored, 9)[0]
-    with pytest.raises(
-        ValueError,
-        match=r"data.propagate=10: the features of 40 nodes over all hops take 5.6 kB, but "
-        "this machine has .*: lower it, or set data.on_disk=true",
-    ):
-        propagate(stored, 10)[0]
 
 
 def test_a_graph_without_edges_is_refused(tmp_path):

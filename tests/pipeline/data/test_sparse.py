@@ -3,16 +3,13 @@
 import resource
 import warnings
 
-import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache, sparse
 from parallel_epochs.pipeline.data.config import FileConfig
-from parallel_epochs.pipeline.data.readers import saved_graph as file
 from tests.helpers.running import forked, status_of
 
 DENSE = torch.tensor([[0, 1.5, 0], [0, 0, 0], [-2, 0, 3], [0, 0, 1]])
@@ -53,15 +50,6 @@ def test_the_graph_is_that_of_dense_features(tmp_path, monkeypatch, x):
         torch.equal(data.x, DENSE)
         and data.x.dtype == torch.float32
         and not list(tmp_path.glob("cache/*.*"))
-    )
-
-
-@pytest.mark.parametrize("on_disk", [True, False])
-def test_species_stand_behind_sparse_features(tmp_path, on_disk):
-    data = load(tmp_path, DENSE.to_sparse(), on_disk=on_disk, species=torch.tensor([1, 0, 2, 1]))
-    assert (
-        torch.equal(data.x, torch.cat([DENSE, torch.eye(3)[[1, 0, 2, 1]]], dim=1))
-        and data.num_categories == 3
     )
 
 
@@ -168,20 +156,3 @@ def test_dense_rows_take_no_memory(tmp_path):
 
 class SparseTensor:
     """A class of the name that torch_sparse gives its matrices."""
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (
-            sp.csr_matrix(np.eye(4)),
-            "holds a SciPy matrix: save torch.sparse_csr_tensor.m.indptr, m.indices",
-        ),
-        (SparseTensor(), "holds a SparseTensor: save its to_torch_sparse_csr_tensor"),
-    ],
-    ids=["scipy", "torch_sparse"],
-)
-def test_matrices_of_other_packages_are_not_loaded(tmp_path, x, message):
-    torch.save({"x": x, "edge_index": EDGES}, tmp_path / "graph.pt")
-    with pytest.raises(ValueError, match=message):
-        file.read_attributes(tmp_path / "graph.pt")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
+from parallel_epochs.pipeline.data.splits import divide, shuffle_groups
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,3 @@ def test_too_few_groups_are_refused_and_their_order_depends_on_the_seed():
     groups = np.arange(40) % 7
     orders = [shuffle_groups(np.arange(40), groups, seed)[0].tolist() for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == list(range(40))
-
-
-def test_a_random_order_has_the_chosen_ones_once_and_depends_on_the_seed():
-    chosen = np.arange(40) % 3 == 0
-    orders = [shuffle(chosen, seed).tolist() for seed in (0, 0, 1)]
-    assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[0]) == sorted(orders[2]) == np.flatnonzero(chosen).tolist() != orders[0]

@@ -8,9 +8,9 @@ import torch
 
 from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.data.config import FileConfig
-from parallel_epochs.pipeline.data.links import LinkSplit, divide_links, link_relation_of
+from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.names import PAIRS, SPLITS
+from parallel_epochs.pipeline.names import SPLITS
 from tests.helpers.typed_graphs import hetero_graph, write_hetero, write_typed_tables
 
 SPLIT = LinkSplit("random", 0.6, 0.2, 0, "sum")
@@ -106,24 +106,6 @@ def test_means_over_neighbours_are_those_of_the_message_graph(whole):
     )
 
 
-def test_links_are_divided_by_time_beside_labels_without_times(tmp_path):
-    write_typed_tables(tmp_path)
-    bare = load_links(
-        TablesConfig(schema=str(tmp_path / "schema.yaml"), split="time"), tmp_path, relation="buys"
-    )
-    schema = tmp_path / "labelled.yaml"
-    schema.write_text(
-        (tmp_path / "schema.yaml")
-        .read_text()
-        .replace("user: {path: users.csv, features: [age]}", "user: {path: users.csv, label: age}")
-    )
-    config = TablesConfig(schema=str(schema), split="time")
-    config.check(), config.check_links("buys")
-    assert load_links(config, tmp_path, relation="buys").test_pairs.equal(bare.test_pairs)
-    with pytest.raises(ValueError, match="data.split=time needs data.time_column"):
-        config.check_labels()
-
-
 def test_time_trains_on_the_links_of_the_relation_that_came_first(tmp_path):
     write_typed_tables(tmp_path)
     config = TablesConfig(schema=str(tmp_path / "schema.yaml"), split="time")
@@ -202,63 +184,6 @@ def test_a_column_of_one_table_divides_the_links_of_its_relation(tmp_path):
         config.check()
 
 
-def test_the_relation_is_in_the_hash_and_a_split_is_a_function_of_the_seed(tmp_path, whole):
-    config = FileConfig(path=str(tmp_path / "hetero.pt"))
-    write_hetero(tmp_path)
-    first, other = (load_links(config, tmp_path, relation=name) for name in ("buys", "knows"))
-    assert first.content_hash != other.content_hash and link_relation_of(first).name == "buys"
-    again = load_links(config, tmp_path, relation="buys", content_hash=first.content_hash)
-    assert all(first[key].equal(again[key]) for key in PAIRS) and again.x.equal(first.x)
-    assert not divide_links(
-        whole, dataclasses.replace(SPLIT, seed=1), "graph", "buys"
-    ).train_pairs.equal(divide_links(whole, SPLIT, "graph", "buys").train_pairs)
-
-
-def test_sources_that_are_linked_to_everything_get_no_pair_and_are_counted(caplog, tmp_path):
-    graph = hetero_graph()
-    has = torch.cartesian_prod(torch.arange(30), torch.arange(6))
-    graph["item", "has", "tag"].edge_index = (
-        has[:-3].t().contiguous()
-    )  # the last item lacks three tags
-    torch.save(graph, tmp_path / "full.pt")
-    full = load(FileConfig(path=str(tmp_path / "full.pt")), tmp_path)
-    split = dataclasses.replace(SPLIT, train_fraction=0.1, valid_fraction=0.45)
-    data, last = divide_links(full, split, "graph", "has"), full.types.nodes_of("item")[-1]
-    drawn = torch.cat([data.valid_negatives, data.test_negatives])
-    assert (
-        len(drawn) and {*drawn[:, 0].tolist()} == {last} and {*drawn[:, 1].tolist()} <= {73, 74, 75}
-    )
-    assert "which are linked to all 6 targets" in caplog.text
-    graph["item", "has", "tag"].edge_index = has.t().contiguous()
-    torch.save(graph, tmp_path / "full.pt")
-    with pytest.raises(
-        ValueError,
-        match="linked to all 6 targets of the relation has, so that no pair without a link",
-    ):
-        load_links(FileConfig(path=str(tmp_path / "full.pt")), tmp_path, relation="has")
-
-
-@pytest.mark.parametrize(
-    "relation, error",
-    [
-        (
-            None,
-            r"hetero.pt has 5. Choose one by task.relation=buys; there are \[user,buys,item\], ",
-        ),
-        ("sees", r"2 relations of .*hetero.pt have this name"),
-        ("rev_buys", "is a reverse relation"),
-        ("buy", "did you mean task.relation=buys"),
-    ],
-)
-def test_relations_are_refused_before_the_graph_is_prepared(relation, error, tmp_path):
-    write_hetero(tmp_path)
-    with pytest.raises(ValueError, match=error):
-        load_links(
-            FileConfig(path=str(tmp_path / "hetero.pt")), tmp_path / "cache", relation=relation
-        )
-    assert not list(tmp_path.glob("cache/**/*-links.store"))
-
-
 def test_a_relation_without_edges_and_one_of_a_plain_graph_are_refused(tmp_path):
     graph = hetero_graph()
     graph["item", "like", "item"].edge_index = torch.tensor([[3], [3]])
@@ -274,26 +199,3 @@ def test_a_relation_without_edges_and_one_of_a_plain_graph_are_refused(tmp_path)
         ValueError, match="task.relation=buys is for graphs with several types of nodes"
     ):
         load_links(FileConfig(path=str(tmp_path / "plain.pt")), tmp_path, relation="buys")
-
-
-@pytest.mark.parametrize(
-    "relation, error",
-    [
-        (None, r"schema.yaml has 2. Choose one by task.relation=buys"),
-        ("knoes", "did you mean task.relation=knows"),
-        (["item", "rev_buys", "user"], "is a reverse relation .*: task.relation=buys"),
-    ],
-)
-def test_relations_of_tables_are_refused_before_they_are_read(relation, error, tmp_path):
-    write_typed_tables(tmp_path)
-    with pytest.raises(ValueError, match=error):
-        TablesConfig(schema=str(tmp_path / "schema.yaml")).check_links(relation)
-    (tmp_path / "schema.yaml").write_text(
-        (tmp_path / "schema.yaml").read_text().replace("time: day", "relation: day")
-    )
-    config = TablesConfig(schema=str(tmp_path / "schema.yaml"))
-    config.check_links(relation or "17")  # known when the table is read
-    with pytest.raises(
-        ValueError, match=r"there are those in column day of edges.buys, and \[user,knows,user\]"
-    ):
-        config.check_links(None)

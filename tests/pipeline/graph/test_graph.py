@@ -1,27 +1,18 @@
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch_geometric.utils import subgraph
 
 from parallel_epochs.pipeline.graph import subgraph as subgraph_module
 from parallel_epochs.pipeline.graph.components import Component, find_components
-from parallel_epochs.pipeline.graph.edges import counting_sort, sort_edges, transpose
-from parallel_epochs.pipeline.graph.structure import Structure, hash_structure, inspect
+from parallel_epochs.pipeline.graph.edges import sort_edges, transpose
+from parallel_epochs.pipeline.graph.structure import Structure, inspect
 from parallel_epochs.pipeline.graph.subgraph import induce_with_torch, induced_subgraph
 from tests.helpers.graphs import make_graph, random_graph
 from tests.helpers.tensors import threads
 
 # 0 - 1 - 2 and 3 - 4 in both directions, 5 alone, a self-loop at 4, and the edge 0 -> 1 twice.
 SIX = [(0, 1), (1, 0), (1, 2), (2, 1), (3, 4), (4, 3), (4, 4), (0, 1)]
-
-
-@given(st.lists(st.integers(0, 20), max_size=60))
-def test_counting_sort_is_a_stable_sort(keys):
-    keys = np.array(keys, np.int64)
-    perm, ptr = counting_sort(keys, 21)
-    assert perm.tolist() == np.argsort(keys, kind="stable").tolist()
-    assert ptr.tolist() == [0, *np.cumsum(np.bincount(keys, minlength=21))]
 
 
 def test_edges_are_sorted_by_destination_then_source():
@@ -125,34 +116,8 @@ def test_native_and_torch_subgraphs_are_the_same(num_nodes, num_pairs, seed, cou
     )
 
 
-def test_without_a_compiler_torch_selects(monkeypatch):
-    data = random_graph(30, 100, 0)
-    nodes = torch.tensor([3, 1, 20, 7])
-    native = induced_subgraph(data, nodes, dtype=torch.int64)
-    monkeypatch.setattr(subgraph_module, "can_run", lambda edge_index: False)
-    by_torch = induced_subgraph(data, nodes, dtype=torch.int64)
-    assert torch.equal(native.edge_index.as_tensor(), by_torch.edge_index.as_tensor())
-    assert torch.equal(native.edge_attr, by_torch.edge_attr)
-
-
-def test_structure_hash_sees_one_edge():
-    a, b = make_graph(SIX, 6), make_graph(SIX[:-1] + [(0, 2)], 6)
-    assert hash_structure(a.edge_index) == hash_structure(make_graph(SIX[::-1], 6).edge_index)
-    assert hash_structure(a.edge_index) != hash_structure(b.edge_index)
-    assert hash_structure(a.edge_index) != hash_structure(make_graph(SIX, 7).edge_index)
-
-
 def test_a_graph_without_edges():
     data = make_graph([], 3)
     assert inspect(data.edge_index).num_isolated == 3
     assert len(find_components(data).components) == 3
     assert transpose(data.edge_index).get_csr()[0][0].tolist() == [0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_subgraph_dtype(dtype):
-    part = induced_subgraph(make_graph(SIX, 6), torch.tensor([1, 0]), dtype=dtype)
-    assert part.edge_index.dtype == dtype and part.edge_index.as_tensor().tolist() == [
-        [1, 1, 0],
-        [0, 0, 1],
-    ]

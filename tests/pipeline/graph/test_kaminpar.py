@@ -29,7 +29,7 @@ from tests.helpers.running import (
     status_of,
     train,
 )
-from tests.pipeline.graph.test_partition import GRID, grid, is_partition
+from tests.pipeline.graph.test_partition import grid, is_partition
 
 pytest.importorskip("kaminpar")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -65,13 +65,6 @@ def test_a_cut_is_balanced_and_about_as_good_as_that_of_metis():
     assert quality["kaminpar"].cut <= 1.3 * quality["metis"].cut < 0.4
 
 
-def test_equal_graphs_and_seeds_give_equal_cuts_and_other_seeds_others(tmp_path):
-    graph = planted()
-    first, again, other = (kaminpar.cut_with_kaminpar(graph, 7, seed) for seed in (1, 1, 2))
-    assert torch.equal(first.perm, again.perm) and torch.equal(first.ptr, again.ptr)
-    assert clusters(first) != clusters(other)
-
-
 def test_ranks_have_cuts_of_their_own_which_rounds_reorder_and_regroup(tmp_path):
     graph = random_graph(300, 900, 0).edge_index
     cut = Partitioner(graph, name="kaminpar", num_parts=4, seed=0, cache=tmp_path)
@@ -87,13 +80,6 @@ def test_ranks_have_cuts_of_their_own_which_rounds_reorder_and_regroup(tmp_path)
         "4",
         "80",
     ]
-
-
-def test_a_cut_lies_in_the_cache(tmp_path, monkeypatch):
-    first = kaminpar.cut_with_kaminpar(grid(), 4, 0, tmp_path)
-    monkeypatch.setattr(kaminpar, "run_process", lambda *args: pytest.fail("it was cut again"))
-    assert torch.equal(first.perm, kaminpar.cut_with_kaminpar(grid(), 4, 0, tmp_path).perm)
-    assert [path.name[:9] for path in tmp_path.iterdir()] == ["kaminpar-"]
 
 
 @pytest.mark.parametrize("block", [1, 3, 2**22])
@@ -112,20 +98,6 @@ def test_the_file_has_neither_loops_nor_duplicates(block, monkeypatch):
     )
     # Flags, nodes, edges; where the neighbours of each node begin, in bytes of the file; the neighbours.
     assert head.tolist() == [11, 4, 6, 64, 68, 76, 84, 88] and tail.tolist() == [1, 0, 2, 1, 3, 2]
-
-
-@pytest.mark.parametrize(
-    "pairs, num_nodes, num_parts",
-    [
-        ([(0, 1), (1, 0), (0, 1), (1, 0), (2, 2), (1, 2), (2, 1)], 3, 2),
-        ([(0, 1), (1, 0)], 5, 5),
-        ([], 4, 2),
-        (GRID, 100, 100),
-    ],
-)
-def test_tiny_graphs_have_no_empty_cluster(pairs, num_nodes, num_parts):
-    partition = kaminpar.cut_with_kaminpar(make_graph(pairs, num_nodes).edge_index, num_parts, 0)
-    assert is_partition(partition, num_nodes) and bool((partition.ptr.diff() > 0).all())
 
 
 def test_the_package_is_asked_for_before_anything_else(configure, monkeypatch):

@@ -5,8 +5,6 @@ import errno
 import json
 import os
 import random
-import resource
-import shutil
 import signal
 import time
 
@@ -151,17 +149,6 @@ def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(
         open_graph(tmp_path / "graph")
 
 
-def test_without_a_home_folder_edges_are_checked_each_time(path, tmp_path, monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(os.path, "expanduser", str)  # as for a user whom the system does not know
-    monkeypatch.chdir(tmp_path)
-    before, checked = set(tmp_path.iterdir()), []
-    monkeypatch.setattr(ranges, "check_graph", lambda *args: checked.append(args))
-    for _ in range(2):
-        open_graph(path)
-    assert len(checked) == 2 and set(tmp_path.iterdir()) == before
-
-
 def test_edges_are_checked_once_for_each_state_of_their_files(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     checked = []
@@ -292,14 +279,6 @@ def test_a_version_of_later(path):
         open_store(path)
 
 
-def test_a_copy_is_compared_and_taken(path, tmp_path):
-    shutil.copytree(path, tmp_path / "copy", copy_function=shutil.copyfile)
-    assert torch.equal(open_graph(tmp_path / "copy").x, open_graph(path).x)
-    _edit(tmp_path / "copy")
-    with pytest.raises(DamagedFile):
-        open_graph(tmp_path / "copy")
-
-
 def test_no_store(tmp_path):
     with pytest.raises(ValueError, match="holds no store"):
         open_store(tmp_path)
@@ -321,17 +300,6 @@ def test_a_writer_goes_on_where_another_was_killed(tmp_path):
     assert arrays["first"].tolist() == [0, 1, 2, 3, 4] and arrays["second"].tolist() == [0, 1, 2, 3]
 
 
-def test_work_is_kept_for_who_comes_after_a_kill(tmp_path):
-    """Also before any array was complete."""
-    for made in (False, True):
-        with StoreWriter(tmp_path / "s", "key") as writer:
-            assert (writer.folder / "work-table").exists() == made
-            (writer.folder / "work-table").write_text("")
-    with StoreWriter(tmp_path / "s", "key") as writer:
-        writer.finish({})
-    assert [path.name for path in (tmp_path / "s").glob("work-*")] == []
-
-
 @pytest.mark.parametrize("first, then", [("a", "b"), (None, None), ("a", None)])
 def test_nothing_is_taken_from_another_store(tmp_path, first, then):
     with StoreWriter(tmp_path / "s", first) as writer:
@@ -339,15 +307,6 @@ def test_nothing_is_taken_from_another_store(tmp_path, first, then):
         (writer.folder / "work-table").write_text("")
     with StoreWriter(tmp_path / "s", then) as writer:
         assert not writer.has("array") and not (writer.folder / "work-table").exists()
-
-
-def test_an_array_that_was_touched_since_is_written_anew(tmp_path):
-    with StoreWriter(tmp_path / "s", "a") as writer:
-        writer.put("array", torch.arange(5))
-        folder = writer.folder
-    (folder / "array.bin").write_bytes(bytes(40))
-    with StoreWriter(tmp_path / "s", "a") as writer:
-        assert not writer.has("array")
 
 
 def test_two_writers(tmp_path):
@@ -378,20 +337,6 @@ def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     assert not store.is_store(tmp_path / "s")
 
 
-def test_a_limit_on_files(tmp_path):
-    def write():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        with (
-            StoreWriter(tmp_path / "s") as writer,
-            pytest.raises(FileError, match="x.bin would be larger than"),
-            writer.write(x=((1_000_000,), torch.float32)),
-        ):
-            raise AssertionError("not reached")
-
-    assert running.status_of(running.forked(write)) == 0
-
-
 def test_a_full_disk(tmp_path):
     with disks.small_disk(tmp_path / "small", 1) as folder:
         with StoreWriter(folder / "s", "a") as writer:
@@ -400,17 +345,6 @@ def test_a_full_disk(tmp_path):
                 writer.put("large", torch.zeros(2**20))
         with StoreWriter(folder / "s", "a") as writer:
             assert writer.has("small")
-
-
-def test_a_disk_that_cannot_be_written_to(path, tmp_path):
-    disks.mount("--bind", path, path)
-    try:
-        disks.mount("-o", "remount,ro,bind", path)
-        assert torch.equal(open_graph(path).x, random_graph(30, 200, 0).x)
-        data = cache.load(StoreConfig(path=str(path)), tmp_path / "cache")
-        assert data.store == path
-    finally:
-        disks.unmount(path)
 
 
 @pytest.mark.parametrize(
@@ -476,38 +410,6 @@ def test_kills_while_a_store_is_written(tmp_path):
     assert not list((tmp_path / "cache0" / "graphs").glob("*.part"))
 
 
-def test_triples_are_checked_whenever_they_are_opened(tmp_path):
-    with StoreWriter(tmp_path / "facts") as writer:
-        with writer.write(triples=((1, 3), torch.int64), triple_ptr=((4,), torch.int64)) as arrays:
-            arrays["triples"].write(0, np.array([0, 0, 999]))
-            arrays["triple_ptr"].write(0, np.array([0, 1, 1, 1]))
-        writer.finish({"num_nodes": 2, "num_relations": 1})
-    for _ in range(2):
-        with pytest.raises(
-            DamagedFile,
-            match="triples.bin is damaged: it names node 999, the graph has nodes 0 to 1",
-        ):
-            open_graph(tmp_path / "facts")
-
-
-def test_an_array_with_the_name_of_a_property_is_ignored(path):
-    manifest = json.loads((path / store.MANIFEST).read_text())
-    (path / store.MANIFEST).write_text(
-        json.dumps(manifest | {"values": manifest["values"] | {"types": [1]}})
-    )
-    assert open_graph(path).types.homogeneous
-
-
-def test_nothing_is_left_of_a_graph_that_the_disk_cannot_hold(tmp_path, monkeypatch):
-    def fail(self, first, values):
-        raise FileError("no space left", errno.ENOSPC)
-
-    monkeypatch.setattr(store.ArrayFile, "write", fail)
-    with pytest.raises(FileError):
-        cache.load(SMALL, tmp_path)
-    assert not list((tmp_path / "graphs").iterdir())
-
-
 def test_a_store_that_another_process_has_just_written_is_not_written_again(tmp_path, monkeypatch):
     written: list = []
     is_store = store.is_store
@@ -534,31 +436,6 @@ def test_a_store_that_another_process_has_just_written_is_not_written_again(tmp_
     assert written[1:] == ["prepared"] and [
         path.suffix for path in (tmp_path / "graphs").iterdir()
     ] == [".store"]
-
-
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("out_channels", "odd"),
-        ("out_channels", 2**60),
-        ("metric", 1),
-        ("num_categories", -1),
-        ("structure", []),
-        ("x_source", 1),
-    ],
-)
-def test_an_odd_value_in_the_cache_is_damage(tmp_path, caplog, name, value):
-    cache.load(SMALL, tmp_path)
-    (manifest,) = tmp_path.glob("graphs/*.store/manifest.json")
-    content = json.loads(manifest.read_text())
-    content["values"][name] = value
-    manifest.write_text(json.dumps(content))
-    cache.load(SMALL, tmp_path)
-    assert (
-        f"{name} is {value!r}, and it should be" in caplog.text
-        and "preparing the graph again" in caplog.text
-    )
-    assert json.loads(manifest.read_text())["values"][name] != value
 
 
 @pytest.mark.parametrize(

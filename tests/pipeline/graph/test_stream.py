@@ -14,7 +14,6 @@ from torch_geometric.utils import to_undirected
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
-from parallel_epochs.pipeline.gnn import predictor as build_predictor
 from parallel_epochs.pipeline.graph import components, store, stream
 from parallel_epochs.pipeline.graph.components import find_components
 from parallel_epochs.pipeline.graph.edges import sort_edges
@@ -27,7 +26,7 @@ from parallel_epochs.pipeline.graph.stream import ClusterStream
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.graph.waiting import Selected, Waiting
 from parallel_epochs.pipeline.names import SPLITS
-from parallel_epochs.pipeline.run import checkpoint, storage
+from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.errors import FileError
 from tests.helpers import building as build, running
 from tests.helpers.graphs import random_graph
@@ -128,18 +127,6 @@ def test_clusters_are_those_in_memory(tmp_path, library, buffer, block, clusters
     for cluster, batch in zip(clusters, ours):
         assert_equal(batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64))
     assert not (tmp_path / "spill").exists() or not os.listdir(tmp_path / "spill")
-
-
-def test_int64_edges(tmp_path, library):
-    """As of a graph with more than 2**31 edges."""
-    data = random_graph(60, 400, 0)
-    wide = Graph(**{**data.to_dict(), "edge_index": data.edge_index.long()})
-    partition = random_partition(60, 3, np.random.default_rng(0))
-    batches = ClusterStream(keep(tmp_path / "s", wide), spill=tmp_path, buffer=0, block=999).induce(
-        partition, range(3)
-    )
-    for cluster, batch in enumerate(batches):
-        assert_equal(batch, induced_subgraph(data, partition.nodes(cluster), dtype=torch.int64))
 
 
 def test_a_partition_is_measured_as_in_memory(tmp_path, library):
@@ -367,52 +354,6 @@ def test_a_component_has_the_weights_of_that_in_memory(configure, tmp_path, whic
     assert {f"{'1' if which == 'largest' else which}.store"} <= kept
     assert trained(config, on_disk=True)[0] == ours[0], "another run finds it in the cache"
     assert kept_components(tmp_path)[1] == made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [["partition=metis_random"], ["evaluation=exact"]])
-def test_components_have_the_weights_of_the_run_in_memory(configure, tmp_path, options):
-    config = of_components("separate", options, tmp_path)
-    ours, theirs = (
-        running.train(configure(*config, f"data.on_disk={on_disk}"), tmp_path / on_disk)
-        for on_disk in ("true", "false")
-    )
-    assert ours["weights_sha256"] == theirs["weights_sha256"] and ours["test"] == theirs["test"]
-    # Another run finds them in the cache; so does an evaluation.
-    again = configure(*config, "data.on_disk=true")
-    kept, made = kept_components(tmp_path)
-    assert {"1.store", "2.store", "3.store"} <= kept
-    assert running.train(again, tmp_path / "again")["weights_sha256"] == ours["weights_sha256"]
-    assert {path: path.stat().st_mtime_ns for path in made} == made
-
-
-@pytest.mark.slow
-def test_activations_lie_in_files_where_memory_has_no_room(configure, monkeypatch):
-    config = configure(*SMALL, "evaluation=exact", "train.label_input=0.5")
-    expected = trained(config, on_disk=True)
-    # In blocks of nodes: the same predictions up to rounding.
-    assert trained(config, on_disk=False)[1][-1] == pytest.approx(expected[1][-1], abs=1e-6)
-
-    def full(*_):
-        raise AssertionError("no memory is asked for")
-
-    monkeypatch.setattr(build_predictor, "activation_bytes", lambda *_: 0)
-    monkeypatch.setattr(storage.MemoryStorage, "zeros", full)
-    assert trained(config, on_disk=True) == expected
-
-
-@pytest.mark.parametrize(
-    "overrides, says",
-    [
-        (
-            ["data=math", "trainer=knowledge"],
-            "data.on_disk=true needs a single graph; data=math holds triples",
-        ),
-    ],
-)
-def test_what_cannot_stay_on_the_disk(configure, overrides, says):
-    with pytest.raises(ValueError, match=says):
-        build.check(configure("data.on_disk=true", *overrides))
 
 
 def test_a_run_reads_a_store_of_the_users(configure, tmp_path):

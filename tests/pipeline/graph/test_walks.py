@@ -95,36 +95,6 @@ def test_walks_end_where_no_edge_leaves():
     assert weighted.starts.tolist() == [0], "an edge that weighs nothing is no way out"
 
 
-@pytest.mark.parametrize("random_starts", [False, True])
-@pytest.mark.parametrize("weight", [0.0, 1e-300])
-def test_no_walk_begins_where_no_edge_weighs_anything(weight, random_starts):
-    edge_index, _ = sort_edges(torch.tensor([[0, 1], [1, 2]]), 3)
-    with pytest.raises(
-        ValueError, match="no walk can begin: none of the 2 edges has a weight above 0"
-    ):
-        WalkSampler(
-            edge_index, torch.tensor([weight, weight]), length=4, random_starts=random_starts
-        )
-
-
-@pytest.mark.parametrize("p, q", [(1e300, 1e300), (1e300, 1.0), (1e-300, 1e300)])
-def test_a_step_whose_candidates_are_all_unlikely_ends(p, q):
-    edge_index, _ = sort_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
-    walks = WalkSampler(edge_index, torch.tensor([1.0, 2.0, 3.0, 0.0]), length=6, p=p, q=q).draw(
-        0, 30, key=1
-    )
-    assert (walks >= 0).all() and (walks.diff().abs() == 1).all()
-
-
-def test_candidates_that_are_weighed_have_the_distribution_of_those_that_are_drawn():
-    # From node 0 to 1; there 2 and 3 are as likely as going back, with factors so small that almost none is kept.
-    edges = torch.tensor([[0, 1, 1, 2, 1, 3], [1, 0, 2, 1, 3, 1]])
-    edge_index, _ = sort_edges(edges, 4)
-    walks = WalkSampler(edge_index, length=2, p=1e12, q=1e12).draw(0, 400, key=4)
-    chosen = walks[walks[:, 0] == 0][:, 2].bincount(minlength=4)
-    assert chosen[1] == 0 and all(15 <= chosen[node] <= 55 for node in (0, 2, 3)), chosen
-
-
 def test_negatives_of_a_negative_power_leave_out_nodes_without_edges():
     accept, alias = negative_tables(torch.tensor([0, 3]), torch.tensor([0, 1, 1]), -1.0)
     assert accept[0] == 0 and alias[0] in (1, 2)
