@@ -150,7 +150,8 @@ def test_links_of_the_test_do_not_change_the_validation():
         found.append(divide_links(data, split, "graph"))
     assert len(found[0].test_pairs) > len(found[1].test_pairs)
     for key in ("valid_pairs", "valid_negatives"):
-        assert torch.equal(found[0][key], found[1][key])
+        first, other = (data[key].sort(1).values for data in found)  # an edge less may turn a link
+        assert torch.equal(first, other)
 
 
 @pytest.mark.parametrize("num_nodes, num_links", [(2, 0), (7, 0), (7, 20), (30, 3), (30, 434)])

@@ -123,7 +123,7 @@ def test_features_are_averaged_once_and_kept_beside_the_graph(on_disk, tmp_path,
         and whole.content_hash == f"{plain.content_hash}-hops-2"
     )
     np.testing.assert_allclose(whole.x, expected(plain, 2), rtol=1e-3, atol=1e-4)
-    assert caplog.text.count("averaging 8 features over 2 hops") == 1
+    assert caplog.text.count("features of neighbours over 2 hops") == 1
     again, told = load(config, tmp_path), load(config, tmp_path, content_hash=whole.content_hash)
     assert caplog.text.count("averaging") == 1
     assert all(
@@ -156,7 +156,7 @@ def test_a_graph_without_edges_is_refused(tmp_path):
         tmp_path / "graph.pt",
     )
     with pytest.raises(
-        ValueError, match="data.propagate=1 averages over edges, and .*graph.pt has none"
+        ValueError, match="data.propagate reads neighbours, and .*graph.pt has no edges"
     ):
         load(FileConfig(path=str(tmp_path / "graph.pt"), propagate=1), tmp_path)
 
