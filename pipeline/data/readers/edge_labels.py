@@ -16,6 +16,8 @@ from parallel_epochs.pipeline.names import MASKS
 log = logging.getLogger(__name__)
 
 LABELS = "edge_label"
+# More edges than this part may not be in another split than their reverse of the same label: few are so by chance.
+PARTED = 0.2
 OF_EDGES = ("edge_index", "edge_attr", LABELS, *MASKS)
 
 
@@ -61,12 +63,12 @@ def split_edges(
                 "its label, nan or -1 where it is not known"
             )
         known = (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
-        pair = _number_pairs(index)
+        groups = _group(index)
         if split is not None:
-            masks = _divide(known, pair, times, fractions, seed)
+            masks = _divide(known, groups, times, fractions, seed)
         else:
             masks = {name: saved[name] for name in MASKS if name in saved}
-            _check_masks(origin, masks, pair)
+            _check_masks(origin, masks, groups, y)
         edge |= {"y": saved[LABELS], **masks} | {
             key: saved[key] for key in ("metric",) if key in saved
         }
@@ -90,58 +92,70 @@ def split_edges(
     return parts
 
 
-def _number_pairs(index: Tensor) -> np.ndarray:
-    """Number the pairs of nodes that edges link, in either direction [num_edges]."""
+def _group(index: Tensor) -> np.ndarray:
+    """Number groups of edges: those between two nodes that are linked in both directions, and every other edge."""
     low, high = index.amin(0), index.amax(0)
     keys = low * (int(high.max()) + 1 if len(high) else 0) + high
-    return keys.unique(return_inverse=True)[1].numpy()
+    pair = keys.unique(return_inverse=True)[1].numpy()
+    rises, falls = (index[0] < index[1]).numpy(), (index[0] > index[1]).numpy()
+    both = np.isin(pair, np.intersect1d(pair[rises], pair[falls]))
+    return np.where(both, pair, len(pair) + np.arange(len(pair)))
 
 
 def _divide(
     known: np.ndarray,
-    pair: np.ndarray,
+    groups: np.ndarray,
     times: Tensor | None,
     fractions: tuple[float, float],
     seed: int,
 ) -> dict[str, Tensor]:
-    """Divide the edges with labels; those of one pair stay together, as one may tell the label of another."""
-    edges, groups = np.flatnonzero(known), None
-    has_pairs = len(np.unique(pair[edges])) < len(edges)
-    if times is not None:
-        when = times.numpy().copy()
-        if has_pairs:
-            np.minimum.at(first := np.full(pair.max() + 1, np.inf), pair[edges], when[edges])
-            when = first[pair]
-            groups = pair
-        order = np.lexsort((pair if has_pairs else np.arange(len(when)), when))
+    """Divide the edges with labels; those of a group stay together, as one may tell the label of another."""
+    edges = np.flatnonzero(known)
+    of_order, is_grouped = None, len(np.unique(groups[edges])) < len(edges)
+    if is_grouped and times is not None:
+        when, place = times.numpy(), np.unique(groups, return_inverse=True)[1]
+        first = np.full(len(groups), np.inf)
+        np.minimum.at(first, place[edges], when[edges])
+        order = np.lexsort((place, first[place]))
         order = order[known[order]]
-        groups = None if groups is None else groups[order]
-    elif has_pairs:
-        order, groups = shuffle_groups(edges, pair[edges], seed)
+        of_order = place[order]
+    elif is_grouped:
+        order, of_order = shuffle_groups(edges, groups[edges], seed)
     else:
-        order = shuffle(known, seed)
-    masks = divide(order, len(known), *fractions, unit="edge", groups=groups)
+        order = shuffle(known, seed) if times is None else times.argsort(stable=True).numpy()
+        order = order if times is None else order[known[order]]
+    masks = divide(order, len(known), *fractions, unit="edge", groups=of_order)
     return dict(zip(MASKS, masks, strict=True))
 
 
-def _check_masks(origin: str, masks: dict[str, Tensor], pair: np.ndarray) -> None:
-    """Refuse masks that are missing, that do not fit the edges, or that part the two directions of an edge."""
+def _check_masks(origin: str, masks: dict[str, Tensor], groups: np.ndarray, y: Tensor) -> None:
+    """Refuse masks that are missing, that do not fit the edges, or that part many edges from their copies in reverse."""
     if missing := [name for name in MASKS if name not in masks]:
         raise ValueError(
             f"{origin}: there is no {', '.join(missing)} of the edges. Add what is missing, or set "
             "data.split=random"
         )
     for name, mask in masks.items():
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != pair.shape:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != groups.shape:
             raise ValueError(
-                f"{origin}: {name} must be true or false for each of the {len(pair):,} edges"
+                f"{origin}: {name} must be true or false for each of the {len(groups):,} edges"
             )
-    numbers = torch.stack(list(masks.values())).numpy()
-    there = [np.unique(pair[mask]) for mask in numbers]
-    parted = np.intersect1d(np.concatenate(there[:2]), there[2])
-    if len(parted) or len(np.intersect1d(there[0], there[1])):
+    split = sum(number * mask.long() for number, mask in enumerate(masks.values(), start=1))
+    rows = torch.cat([torch.as_tensor(split)[:, None].double(), y.double()], dim=1).nan_to_num(-1)
+    chosen = torch.as_tensor(split) > 0
+    place = torch.from_numpy(np.unique(groups, return_inverse=True)[1])[chosen, None]
+    shape, places = (len(groups), rows.size(1)), place.expand(-1, rows.size(1))
+    low, high = (
+        torch.zeros(shape, dtype=torch.float64).scatter_reduce(
+            0, places, rows[chosen], how, include_self=False
+        )
+        for how in ("amin", "amax")
+    )
+    is_parted = (low[:, 0] < high[:, 0]) & (low[:, 1:] == high[:, 1:]).all(1)
+    num_parted = int(is_parted[place[:, 0]].sum())
+    if num_parted > PARTED * len(place):
         raise ValueError(
-            f"{origin}: the masks put two edges between the same nodes, in one direction or both, into two "
-            "splits, and one would tell the label of the other. Set data.split=random, which keeps them "
-            "together"
+            f"{origin}: {num_parted:,} of {len(place):,} edges are there in both directions with one label, and "
+            "the masks put the two into different splits, so that one tells the label of the other. Save the "
+            "edges in one direction, or set data.split=random, which keeps them together"
         )

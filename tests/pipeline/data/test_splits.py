@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
+from parallel_epochs.pipeline.data.readers import edge_labels
 from parallel_epochs.pipeline.data.splits import divide, shuffle_groups
 
 
@@ -72,3 +74,20 @@ def test_too_few_groups_are_refused_and_their_order_depends_on_the_seed():
     groups = np.arange(40) % 7
     orders = [shuffle_groups(np.arange(40), groups, seed)[0].tolist() for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == list(range(40))
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_edges_and_their_reverse_are_in_one_split(by_time):
+    rng = torch.Generator().manual_seed(0)
+    edges = torch.randint(40, (2, 200), generator=rng)
+    edges = torch.cat([edges, edges[:, 5:].flip(0)], dim=1)  # five have no reverse
+    groups, known = edge_labels._group(edges), np.ones(edges.size(1), bool)
+    times = torch.rand(edges.size(1), generator=rng) if by_time else None
+    masks = edge_labels._divide(known, groups, times, (0.6, 0.2), 0)
+    split = torch.stack(list(masks.values())).int().argmax(0)
+    split_of = {}
+    for edge, number in zip(edges.T.tolist(), split.tolist(), strict=True):
+        split_of.setdefault(tuple(edge), set()).add(number)
+    for (source, target), numbers in split_of.items():
+        if source != target and (target, source) in split_of:
+            assert len(numbers) == 1 and numbers == split_of[target, source]

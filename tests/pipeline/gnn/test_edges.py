@@ -306,10 +306,10 @@ def test_labels_of_edges_of_a_saved_graph_are_learned(keys, tmp_path):
         (
             {
                 "edge_index": torch.tensor([[0, 1, 2], [1, 0, 3]]),
-                "edge_label": torch.tensor([0, 1, 0]),
+                "edge_label": torch.tensor([1, 1, 0]),
                 **{mask: torch.arange(3) == place for place, mask in enumerate(MASKS)},
             },
-            "in one direction or both, into two splits",
+            "2 of 3 edges are there in both directions",
         ),
     ],
 )
