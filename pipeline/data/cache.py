@@ -20,7 +20,6 @@ from jaxtyping import Bool, Float, Shaped, UInt8
 from torch import Tensor
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data import encodings
 from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.degrees import (
@@ -65,6 +64,8 @@ log = logging.getLogger(__name__)
 FORMAT = 4
 # The same of the pairs that links are divided into, and of graphs with scores of texts.
 LINKS_FORMAT, SCORES_FORMAT = 1, 1
+# The same of graphs whose nodes have encodings of their places.
+ENCODINGS_FORMAT = 2
 # End of the hash of a graph with columns of degrees.
 DEGREES = "-degrees"
 # That of one with averages over its edges, by data.propagate_scale.
@@ -594,7 +595,7 @@ def hash_graph(config: DataConfig) -> str:
         shaping["content"] = content
     shaping["format"] = FORMAT
     if config.num_last:
-        shaping["encodings"] = encodings.FORMAT
+        shaping["encodings"] = ENCODINGS_FORMAT
     if (reading := getattr(config, "reading", 1)) > 1:
         shaping["reading"] = reading
     if (folds := config.folds_of_scores) is not None:

@@ -12,8 +12,6 @@ from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
 from parallel_epochs.pipeline.run import pulse
 
-# Raise it when the encodings of the same graph shall be others than before.
-FORMAT = 2
 # Levels of an entry in an eigenvector on each side of 0, and the entry of the last one.
 SIDE, LARGEST = 16, 2.0
 # Levels of each encoding, where the other features of nodes are categories.

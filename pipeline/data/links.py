@@ -206,7 +206,7 @@ def _make_pairs(
     """Return the pairs of each split, and pairs without a link for validation and test."""
     train, valid, test = (links[mask] for mask in masks)
     rng = stream("unlinked pairs", split.seed)
-    # Who trains at the time of the validation does not know the links of the test.
+    # The links of the test are not known at the time of the validation.
     known = (links[~masks[2]], links) if split.kind == "time" else (links, links)
     if own is not None:
         if split.negatives == "hard":
