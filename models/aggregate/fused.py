@@ -71,17 +71,16 @@ def aggregate(
     if attr is not None and attr.size(1) == 0:
         # Without features the encoder returns its bias, the same for all edges.
         attr, weight, bias, x = None, None, None, x if bias is None else x + bias
+    if x.is_cuda and table is not None:
+        attr = relation_table.encode_edges(attr, weight, bias, table.to(attr.dtype))
+        weight = bias = table = None
     if x.is_cuda and weight is not None and weight.size(1) > _MAX_EDGE_DIM:
         notice.warn(
             f"edge_attr has {weight.size(1)} features, and the GPU kernel encodes up to {_MAX_EDGE_DIM}: "
             f"every layer builds a tensor of edges x channels"
         )
-        attr, weight, bias, table = (
-            _encode(attr.to(weight.dtype), weight, bias, table),
-            None,
-            None,
-            None,
-        )
+        attr = torch.nn.functional.linear(attr.to(weight.dtype), weight, bias)
+        weight = bias = None
     dtype = x.dtype
     weight, bias, table = _convert_to_float32(weight, bias, table)
     if not x.is_cuda:  # whose kernel reads 16 bits as they are
@@ -109,12 +108,6 @@ def aggregate(
 
 def _convert_to_float32(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.float() for tensor in tensors]
-
-
-def _encode(attr: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor | None) -> Tensor:
-    if table is None:
-        return torch.nn.functional.linear(attr, weight, bias)
-    return relation_table.encode_edges(attr, weight, bias, table.to(weight.dtype))
 
 
 def _spread(scalar: Tensor, num_dst: int) -> Tensor:

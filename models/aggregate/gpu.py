@@ -16,9 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from parallel_epochs.models.aggregate import (
     gpu_backward,
     gpu_forward,
-    gpu_relations,
     ops,
-    relation_table,
 )
 from parallel_epochs.models.edge_index import INT32_END, check_range
 from parallel_epochs.models.kernels import sorting
@@ -120,25 +118,21 @@ def _choose_sizes(channels: int, weight: Tensor | None) -> dict[str, Any]:
     )
 
 
-def _describe_messages(x, attr, weight, bias, table, param, aggr, eps, low, high) -> dict[str, Any]:
+def _describe_messages(x, attr, weight, bias, param, aggr, eps, low, high) -> dict[str, Any]:
     """Return the fields of a record that are those of :data:`gpu_encode.MESSAGES`."""
-    features = "encoded" if attr is not None and table is None else "none"
-    if weight is not None:
-        features = "none" if attr is None else "raw"
+    features = "none" if attr is None else "encoded" if weight is None else "raw"
     is_raw = features == "raw"
     return dict(
         x=x,
         attr=attr,
         weight=weight if is_raw else None,
         bias=bias if is_raw else None,
-        table=table,
         parameter=param,
         eps=eps,
         low=low,
         high=high,
         KIND=aggr,
         FEATURES=features,
-        FIRST=int(table is not None),
         **_choose_sizes(x.size(1), weight),
     )
 
@@ -185,11 +179,11 @@ def forward(
             ~(param.abs() > MAX_POWER).any(),
             f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference",
         )
-    x, indptr, src, position, attr, weight, bias, table = make_contiguous(
-        x, *Structure(*edges).by_destination, attr, weight, bias, table
+    assert table is None, "edges with relations are encoded beforehand"
+    x, indptr, src, position, attr, weight, bias = make_contiguous(
+        x, *Structure(*edges).by_destination, attr, weight, bias
     )
-    relation_table.check_all(attr, table)
-    messages = _describe_messages(x, attr, weight, bias, table, param, aggr, eps, low, high)
+    messages = _describe_messages(x, attr, weight, bias, param, aggr, eps, low, high)
     block_e, num_warps = _choose_edges(messages, 512)
     num_positions = src.numel() if attr is None else attr.size(0)
     cut = plan(indptr, src, x.size(0), position, num_positions, block_e)
@@ -238,12 +232,11 @@ def backward(
     )
     if x.numel() == 0 or grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
-    grad_x, grad_attr, grad_weight, grad_bias, grad_table, grad_param = grads
-    grad, x, rowptr, dst, position, attr, weight, bias, table = make_contiguous(
-        grad, x, *Structure(*edges).by_source, attr, weight, bias, table
+    grad_x, grad_attr, grad_weight, grad_bias, _, grad_param = grads
+    grad, x, rowptr, dst, position, attr, weight, bias = make_contiguous(
+        grad, x, *Structure(*edges).by_source, attr, weight, bias
     )
-    relation_table.check_all(attr, table)
-    messages = _describe_messages(x, attr, weight, bias, table, param, aggr, eps, low, high)
+    messages = _describe_messages(x, attr, weight, bias, param, aggr, eps, low, high)
     block_e, num_warps = _choose_edges(messages, 256)
     num_positions = dst.numel() if attr is None else attr.size(0)
     cut = plan(rowptr, dst, grad.size(0), position, num_positions, block_e)
@@ -257,7 +250,7 @@ def backward(
         attr_parts = grad_attr
         if need_attr and weight is not None and channels > block_d:
             attr_parts = _allocate(x, triton.cdiv(channels, block_d), *attr.shape)
-        if need_attr and (attr.size(0) != dst.numel() or table is not None):
+        if need_attr and attr.size(0) != dst.numel():
             attr_parts.zero_()
         num_sums = (edge_dim + 1) * need_weight + (aggr == "softmax")
         partial = _allocate(x, 2 * num_chunks, channels)
@@ -282,9 +275,6 @@ def backward(
             num_warps=num_warps,
         )
         merge_sums(cut, grad_x, partial, block_d)
-        if need_table:
-            by_relation = gpu_relations.sort_by_relation(attr, rowptr, dst, position, table.size(0))
-            _differentiate_table(grad_table, by_relation, pairs, grad.size(0), messages)
         if attr_parts is not grad_attr:
             grad_attr.copy_(sum_rows(attr_parts.flatten(1)).view_as(grad_attr))
         total = sum_rows(sums).view(num_sums, channels)
@@ -298,20 +288,6 @@ def backward(
         else:  # max and add have none
             grad_param.zero_()
     return tuple(grads)
-
-
-def _differentiate_table(grad_table, by_relation, pairs, num_dst, messages) -> None:
-    """Compute the gradient of the table in a second walk, over the edges sorted by relation."""
-    src, dst, position, relptr = by_relation
-    block_e, num_warps = _choose_edges(messages, 256)
-    cut = plan(relptr, dst, num_dst, position, messages["attr"].size(0), block_e)
-    partial = _allocate(grad_table, 2 * cut.rows.size(1), grad_table.size(1))
-    given = record(
-        gpu_relations.Relations, **messages, pairs=pairs, grad=grad_table, partial=partial, src=src
-    )
-    grid = cut.rows.size(1), triton.cdiv(grad_table.size(1), messages["BLOCK_D"])
-    launch(gpu_relations.backward, grid, cut, given, num_warps=num_warps)
-    merge_sums(cut, grad_table, partial, messages["BLOCK_D"])
 
 
 def merge_sums(cut: Edges, written: Tensor, partial: Tensor, block_d: int | None = None) -> None:

@@ -12,7 +12,6 @@ import triton.language as tl
 from parallel_epochs.models.aggregate.gpu_encode import (
     MESSAGES,
     add_encoded,
-    add_relations,
     extend,
     load_bias,
     load_encoder,
@@ -29,7 +28,7 @@ SumProgram = namedtuple("SumProgram", (*Sum._fields, "channel", "in_d"))
 # pairs: what :func:`pack` wrote [num_dst, 2, D], float32; of "add" the gradient of the result [num_dst, D].
 GRADIENTS = (*MESSAGES, "pairs", "grad", "partial")
 # grad_attr: gradient for `attr`, its dtype; written if NEED_ATTR. Encoded: [num_positions, D]. Raw: the part of each
-# block of channels [blocks of channels, num_positions, FIRST + K], float32 if there are several.
+# block of channels [blocks of channels, num_positions, K], float32 if there are several.
 # sums: sums over each chunk [num_chunks, num_sums, D], float32; written: if NEED_WEIGHT the K columns of the weight's
 # gradient and the bias's gradient, then t's if KIND is "softmax". num_edges: num_positions, or 0 unless NEED_ATTR.
 Backward, BackwardProgram = extend(
@@ -145,7 +144,7 @@ def add_edges(p, own, state, sums, edge, other, attr_row, valid):
     features = load_features(p, attr_row, valid)
     first, second = load_pairs(p, other, there)
     z = tl.broadcast_to(own[0][None, :], first.shape)
-    z = add_encoded(p, add_relations(p, z, attr_row, valid), features, p.columns)
+    z = add_encoded(p, z, features, p.columns)
     q, dparam = differentiate(make_message(z, p.eps), first, second, p.param, p.low, p.high, p.KIND)
     q = tl.where(there & (z > 0.0), q, 0.0)
     if p.KIND == "softmax":
@@ -230,11 +229,7 @@ def store_features(p, attr_row, valid, q):
             mask=valid[:, None] & p.in_d[None, :],
         )
     else:
-        to = (
-            p.grad_attr
-            + (tl.program_id(1).to(tl.int64) * p.num_edges + attr_row) * (p.K + p.FIRST)
-            + p.FIRST
-        )
+        to = p.grad_attr + (tl.program_id(1).to(tl.int64) * p.num_edges + attr_row) * p.K
         if p.DOT:
             k = tl.arange(0, p.BLOCK_K)
             tl.store(

@@ -1,7 +1,7 @@
 """Messages before their ReLU, source plus encoded edge features, in Triton.
 
 This is the counterpart of encode.h. Edge features are read as a tuple of columns, as one tile for tl.dot if
-there are many (`DOT`), or already encoded. With a table, FIRST is 1: column 0 is the relation, whose row is added.
+there are many (`DOT`), or already encoded.
 """
 
 from collections import namedtuple
@@ -11,18 +11,16 @@ import triton.language as tl
 
 # What computes the messages of edges again:
 # x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
-# attr: edge features [num_positions, FIRST + K], encoded ones [num_positions, D]; or none.
+# attr: edge features [num_positions, K], encoded ones [num_positions, D]; or none.
 # weight, bias: the edge encoder of raw features [D, K] and [D], float32; or none.
-# table: a row for each relation [num_relations, D], float32; or none.
 # parameter: t or p, one element, any floating point.
 # eps: added to every message. low, high: power clamps messages to these, and the mean of their powers to theirs.
 # KIND: the aggregation, one of `ops.KINDS`; of powermean it is "power".
 # FEATURES: "none", "raw" (multiplied with `weight`) or "encoded" (added as they are). DOT: whether by tl.dot.
-# FIRST: 1 with a table, where column 0 of `attr` is the relation, else 0.
 # D, K: numbers of channels and of raw features. BLOCK_D: channels of a program. BLOCK_K: K up to a power of two.
 MESSAGES = (
-    *("x", "attr", "weight", "bias", "table", "parameter", "eps", "low", "high"),
-    *("KIND", "FEATURES", "DOT", "FIRST", "D", "K", "BLOCK_K", "BLOCK_D"),
+    *("x", "attr", "weight", "bias", "parameter", "eps", "low", "high"),
+    *("KIND", "FEATURES", "DOT", "D", "K", "BLOCK_K", "BLOCK_D"),
 )
 # What a program has of its channels: their numbers, which exist, columns of the weight, the bias, and t or p.
 LOADED = ("channel", "in_d", "columns", "shift", "param")
@@ -84,7 +82,7 @@ def load_features(p, attr_row, valid):
             ).to(tl.float32),
         )
     elif p.FEATURES == "raw":
-        features = load_columns(p, p.attr + attr_row * (p.K + p.FIRST) + p.FIRST, valid, p.DOT)
+        features = load_columns(p, p.attr + attr_row * p.K, valid, p.DOT)
     return features
 
 
@@ -103,23 +101,6 @@ def load_columns(p, rows, valid, TILE: tl.constexpr):
         for k in tl.static_range(p.K):
             columns = columns + (tl.load(rows + k, mask=valid, other=0.0).to(tl.float32),)
     return columns
-
-
-@triton.jit
-def add_relations(p, z, attr_row, valid):
-    """Add the table's rows of the relations of a block of edges to z, the sum of the nodes and the bias."""
-    if p.FIRST:
-        relation = (
-            tl.load(p.attr + attr_row * (p.K + p.FIRST), mask=valid, other=0.0)
-            .to(tl.float32)
-            .to(tl.int64)
-        )
-        z += tl.load(
-            p.table + relation[:, None] * p.D + p.channel[None, :],
-            mask=valid[:, None] & p.in_d[None, :],
-            other=0.0,
-        )
-    return z
 
 
 @triton.jit

@@ -9,7 +9,6 @@ import triton.language as tl
 from parallel_epochs.models.aggregate.gpu_encode import (
     MESSAGES,
     add_encoded,
-    add_relations,
     extend,
     load_bias,
     load_encoder,
@@ -74,8 +73,7 @@ def add_edges(p, own, state, sums, edge, node, attr_row, valid):
         mask=valid[:, None] & p.in_d[None, :],
         other=0.0,
     )
-    z = add_relations(p, z.to(tl.float32) + p.shift[None, :], attr_row, valid)
-    z = add_encoded(p, z, features, p.columns)
+    z = add_encoded(p, z.to(tl.float32) + p.shift[None, :], features, p.columns)
     states = make_states(make_message(z, p.eps), valid[:, None], p.param, p.low, p.high, p.KIND)
     return merge_states(state, states, p.param, p.KIND), sums
 

@@ -1,6 +1,5 @@
-"""The layers that stand in for PyG's share this: the choice of code, the edges it reads, and the TorchScript class."""
+"""The layers that stand in for PyG's share this: the choice of code and the edges it reads."""
 
-import copy
 import inspect
 
 import torch
@@ -102,28 +101,6 @@ class FusedConv(MessagePassing):
             walk for walk in _WALKS if not _is_made_by_pyg(getattr(self, walk))
         ]  # explainers set PyG's again
         return f"the class overrides {', '.join(own)}" if own else ""
-
-    def _why_not_scriptable(self) -> str:
-        """Return the reason why PyG's class cannot compute the same, or an empty text."""
-        return ""
-
-    def __prepare_scriptable__(self) -> MessagePassing:
-        """Return PyG's layer with the same parameters for torch.jit.script, which cannot read this class."""
-        ours, pygs = _find_bases(type(self))
-        reason = self._why_not_scriptable() or ("" if type(self) is ours else "it is a subclass")
-        if reason:
-            raise ValueError(
-                f"torch.jit.script can only read PyG's own layers, not {type(self).__name__}: {reason}"
-            )
-        notice.warn(f"{ours.__name__}: PyG's own code runs (torch.jit.script)")
-        template: MessagePassing = object.__new__(pygs)
-        MessagePassing.__init__(
-            template
-        )  # PyG writes the code that is scripted when it first makes a layer
-        twin = copy.copy(self)
-        twin.__class__ = pygs
-        twin.inspector = template.inspector
-        return twin
 
 
 def _find_bases(kind: type) -> tuple[type, type]:

@@ -38,7 +38,6 @@ class GENConv(FusedConv, pyg.GENConv):
     :func:`models.aggregate.aggregate`. PyG's own code runs, and one warning says so, where only that can do what is
     asked: other aggregations and `aggr_kwargs`, ``flow="target_to_source"``, `x` of three dimensions,
     `decomposed_layers`, an explainer's mask, hooks on the steps of message passing, subclasses that override a step.
-    ``torch.jit.script`` gets PyG's layer with the same parameters.
     In PyG "power" is another name of "powermean". Here it is DeepGCN's power mean, which clamps to other bounds.
     Mathematics: "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
@@ -258,10 +257,3 @@ class GENConv(FusedConv, pyg.GENConv):
             else:
                 out = module(out)
         return out
-
-    def _why_not_scriptable(self) -> str:
-        return (
-            f"PyG has no aggr={self.aggr_name}, but softmax for example"
-            if self.aggr_name in _OURS
-            else ""
-        )

@@ -67,12 +67,6 @@ class RGCNConv(FusedConv, pyg.RGCNConv):
             out = out + (x_dst @ self.root if x_dst.is_floating_point() else self.root[x_dst])
         return out if self.bias is None else out + self.bias
 
-    def __prepare_scriptable__(self) -> pyg.MessagePassing:
-        """Return PyG's layer for torch.jit.script, with the attribute that PyG's own forward would have set."""
-        twin = super().__prepare_scriptable__()
-        twin._use_segment_matmul_heuristic_output = False
-        return twin
-
     def _convolve(self, x: Tensor, edges: Tensor, weight: Tensor, num_dst: int) -> Tensor:
         """Reduce the neighbours of one relation, and multiply them by its weight [in, out] or [blocks, in, out]."""
         is_index = not x.is_floating_point()

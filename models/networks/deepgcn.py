@@ -65,7 +65,6 @@ class DeeperGCN(GraphModel):
             options.virtual_node,
         )
         self.block, self.gradient_checkpointing = block, options.gradient_checkpointing
-        self.fold_edge_encoder = options.fold_edge_encoder
 
         if options.num_edge_features:
             self._create_edge_encoders(
@@ -174,13 +173,7 @@ class DeeperGCN(GraphModel):
         """Encode edge features for all layers [num_edges, columns]. Relations stay in column 0."""
         if not hasattr(self, "edge_lins"):
             return edge_attr
-        if self.fold_edge_encoder:
-            return cast(Tensor, prepare_edges(edge_attr, self.edge_lins[0]))
-        if not hasattr(self, "edge_encoder"):
-            return edge_attr
-        if not self.num_relations:
-            return self.edge_encoder(edge_attr)
-        return torch.cat([edge_attr[:, :1], self.edge_encoder(edge_attr[:, 1:])], dim=1)
+        return cast(Tensor, prepare_edges(edge_attr, self.edge_lins[0]))
 
     def apply_layer(
         self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None
@@ -250,8 +243,6 @@ class DeeperGCN(GraphModel):
         if self.num_relations:
             return self._convolve_related(layer, conv, h, edge_index, edge_attr)
         lin = self.edge_lins[layer]
-        if not self.fold_edge_encoder:
-            return conv(h, edge_index, lin(edge_attr))
         if isinstance(lin, TableEncoder):
             return conv(h, edge_index, edge_attr, edge_encoder=(lin.weight.t(), None))
         if not (is_plain(lin, torch.nn.Linear) and is_plain(self.edge_encoder, torch.nn.Linear)):
@@ -274,7 +265,7 @@ class DeeperGCN(GraphModel):
             or is_plain(lin, torch.nn.Linear)
             and is_plain(self.edge_encoder, torch.nn.Linear)
         )
-        if self.fold_edge_encoder and is_plain(relations, TableEncoder) and is_foldable:
+        if is_plain(relations, TableEncoder) and is_foldable:
             edge_encoder = None if lin is None else fold(lin, self.edge_encoder)
             return conv(
                 h, edge_index, edge_attr, edge_encoder=edge_encoder, edge_table=relations.weight
@@ -283,7 +274,5 @@ class DeeperGCN(GraphModel):
         encoded = relations(edge_attr[:, :1].long())
         if lin is not None:
             features = edge_attr[:, 1:]
-            encoded = encoded + lin(
-                self.edge_encoder(features) if self.fold_edge_encoder else features
-            )
+            encoded = encoded + lin(self.edge_encoder(features))
         return conv(h, edge_index, encoded)

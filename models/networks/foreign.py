@@ -266,10 +266,8 @@ def try_forward(
     ends: Sequence[tuple[int, int]] | None = None,
     num_rows: int | None = None,
     trains: bool = False,
-) -> int:
-    """Call a model on a tiny graph; return the bytes of a row of the largest tensor with a row for each edge.
-
-    The call also gives lazy parameters their shapes.
+) -> None:
+    """Call a model on a tiny graph. The call also gives lazy parameters their shapes.
 
     Args:
         name: name of the model in messages.
@@ -289,12 +287,10 @@ def try_forward(
         x, edge_index, edge_attr = _tiny_inputs(
             num_columns, edge_dim, node_tables, edge_tables, num_categories, num_relations
         )
-        largest = LargestOfEdges()
     else:
         x, edge_index, edge_attr = tiny_typed_graph(
             ends, num_categories, num_columns, edge_dim or 1
         )
-        largest = LargestOfEdges(2 * x.size(0), edge_index.size(1) + x.size(0))
     was_training = model.training
 
     def call() -> Tensor:
@@ -310,7 +306,7 @@ def try_forward(
 
     try:
         model.eval()
-        with torch.no_grad(), largest:
+        with torch.no_grad():
             call()
         if not any(p.requires_grad for p in model.parameters()):
             raise ForeignError(f"{name} has no parameters: there is nothing to train")
@@ -320,7 +316,6 @@ def try_forward(
                 call().sum().backward()
     finally:
         model.train(was_training)
-    return largest.bytes_per_row if ends is not None else largest.bytes // NUM_EDGES
 
 
 def _tiny_inputs(
@@ -355,18 +350,11 @@ def _draw(num_rows: int, sizes: Sequence[int], rng: torch.Generator) -> Tensor:
 class LargestOfEdges(TorchDispatchMode):
     """Records the size of the largest float tensor with a row for each edge and perhaps for each self-loop.
 
-    Args:
-        least, most: numbers of rows of such tensors.
-
     Attributes:
-        bytes: size of the largest.
-        bytes_per_row: size of a row of the one whose rows are the largest.
+        bytes: its size.
     """
 
-    def __init__(self, least: int = NUM_EDGES, most: int = NUM_EDGES + NUM_NODES) -> None:
-        super().__init__()
-        self._least, self._most = least, most
-        self.bytes = self.bytes_per_row = 0
+    bytes = 0
 
     def __torch_dispatch__(
         self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: dict | None = None
@@ -377,9 +365,7 @@ class LargestOfEdges(TorchDispatchMode):
                 isinstance(leaf, Tensor)
                 and leaf.dim()
                 and leaf.is_floating_point()
-                and self._least <= leaf.size(0) <= self._most
+                and NUM_EDGES <= leaf.size(0) <= NUM_EDGES + NUM_NODES
             ):
-                size = leaf.numel() * leaf.element_size()
-                self.bytes = max(self.bytes, size)
-                self.bytes_per_row = max(self.bytes_per_row, size // leaf.size(0))
+                self.bytes = max(self.bytes, leaf.numel() * leaf.element_size())
         return out

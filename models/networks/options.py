@@ -30,7 +30,6 @@ SOFTMAX, POWER, SCALED = (
     ("power", "power_sum", "powermean"),
     ("softmax_sum", "power_sum"),
 )
-_COLUMNS = {"node_tables": "in_channels", "edge_tables": "edge_dim"}
 
 
 def option(default: object, text: str, *, is_key: bool = True, **allowed: Any) -> Any:
@@ -221,12 +220,6 @@ class DeeperGCNOptions(ModelOptions):
         True,
         "Whether a linear encoder reads x. Without it the first layer reads x, which must "
         "then have hidden_channels columns.",
-    )
-    fold_edge_encoder: bool = option(
-        True,
-        "Whether the edge encoders are folded. Otherwise each layer builds a tensor "
-        "of edges x channels.",
-        is_key=False,
     )
 
 
@@ -459,9 +452,6 @@ def _check_value(declared: Field, value: Any) -> None:
 
 def _check_together(options: Mapping[str, Any]) -> None:
     """Refuse options of DeeperGCN and RevGNN that do not go with each other."""
-    for name, columns in _COLUMNS.items():
-        _check_tables(name, options[name], columns, options[columns])
-    _check_type_columns(options["type_columns"], options)
     _check_edges(options)
     if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
         raise ValueError(
@@ -480,19 +470,6 @@ def _check_together(options: Mapping[str, Any]) -> None:
         raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
 
 
-def _check_tables(
-    name: str, sizes: Sequence[int] | None, columns: str, num_columns: int | None
-) -> None:
-    if sizes is None:
-        return
-    if len(sizes) != num_columns:
-        raise ValueError(
-            f"{name} has {len(sizes)} sizes, but {columns}={num_columns}: give one size for each column"
-        )
-    for size in sizes:
-        _check_integer(f"{name}: each", size, 1)
-
-
 def _check_edges(options: Mapping[str, Any]) -> None:
     relations = f"num_relations={options['num_relations']}" if options["num_relations"] else ""
     if relations and not options["edge_dim"]:
@@ -505,28 +482,6 @@ def _check_edges(options: Mapping[str, Any]) -> None:
             f"{relations} cannot be combined with edge_tables={options['edge_tables']}: the columns "
             "behind the relation must hold numbers"
         )
-
-
-def _check_type_columns(
-    types: Sequence[Sequence[tuple[int, int]]] | None, options: Mapping[str, Any]
-) -> None:
-    if types is None:
-        return
-    if len(types) != options["num_categories"]:
-        raise ValueError(
-            f"type_columns has {len(types)} types, but num_categories={options['num_categories']}: give "
-            "the columns of each type"
-        )
-    if options["node_tables"] is not None or not options.get("encode_x", True):
-        raise ValueError(
-            "type_columns needs an encoder of x of its own: set encode_x=true, and leave node_tables out"
-        )
-    for first, end in (columns for ranges in types for columns in ranges):
-        if not 0 <= first < end <= options["in_channels"]:
-            raise ValueError(
-                f"type_columns has the range [{first}, {end}), but x has the columns 0 to "
-                f"{options['in_channels'] - 1}"
-            )
 
 
 def _check_integer(name: str, value: Any, least: float) -> None:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import structure
 from parallel_epochs.models.aggregate import gpu
@@ -108,29 +107,6 @@ def test_graphs_without_edges(score, num_src, num_dst):
     for name in ("message", "source"):
         tensors[name] = None if tensors[name] is None else tensors[name][:num_src]
     check(tensors, edge_index, score=score)
-
-
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("value", [float("nan"), -float("inf"), *more(float("inf"), 300.0)])
-def test_scores_that_are_not_numbers(score, value):
-    tensors, edge_index = problem(score, 1, 3, num_src=5, num_dst=5, num_edges=12, edge_dim=0)
-    tensors["target" if value != -float("inf") else "message" if score == "gatv2" else "source"][
-        1
-    ] = value
-    edge_index[1, 0] = 1
-    options = dict(score=score, num_dst=5)
-    given = {name: None if value is None else value.to(DEVICE) for name, value in tensors.items()}
-    ours, theirs = (
-        attention(edge_index=edge_index.to(DEVICE), kernel=kernel, **given, **options)
-        for kernel in ("fused", "reference")
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
-
-
-@pytest.mark.parametrize("order", ["col", "row"])
-def test_edge_index_is_used_as_it_is(order):
-    tensors, edge_index = problem("gat", 1, num_src=6, num_dst=6, num_edges=15, edge_dim=0)
-    check(tensors, EdgeIndex(edge_index, sparse_size=(6, 6)).sort_by(order).values, score="gat")
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, fused, gpu, ops, reduce, reference
 from parallel_epochs.models.kernels import sorting
@@ -165,59 +164,6 @@ def test_a_row_of_many_chunks(aggr, features):
     )
 
 
-def check_relations(aggr, *sizes, dtype=torch.float32, **options):
-    edge_index, inputs, grad = problem(aggr, *sizes, **options)
-    ours = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
-    assert_close(
-        ours,
-        compute(edge_index, inputs, grad, aggr=aggr, exact=True),
-        grad=grad,
-        exponent=inputs["p"],
-    )
-    again = compute(edge_index, inputs, grad, aggr=aggr, dtype=dtype)
-    assert not [
-        name
-        for name, value in ours.items()
-        if value is not None and not torch.equal(value, again[name])
-    ]
-
-
-@pytest.mark.parametrize(
-    "aggr, features, channels, num_relations",
-    [
-        ("softmax", None, 20, 5),
-        ("max", 3, 130, 1),
-        ("add", 17, 8, 300),
-        *more(
-            ("softmax_sg", 2, 8, 5),
-            ("power", None, 17, 4),
-            ("power", 16, 8, 4),
-            ("softmax", 65, 8, 5),
-            ("mean", 0, 8, 5),
-        ),
-    ],
-)
-def test_relations(aggr, features, channels, num_relations):
-    check_relations(aggr, features, channels, num_relations)
-
-
-def test_a_relation_of_many_chunks():
-    check_relations("max", 2, 8, 3, num_edges=320, hub=300, dtype=torch.float32)
-
-
-def test_wrong_relations():
-    if (
-        DEVICE == "cpu"
-    ):  # on a GPU this is an assertion of the device, after which nothing else runs
-        for wrong in (-1.0, 5.0, 0.5, float("nan")):
-            edge_index, inputs, grad = problem("add", 2, 8, 5)
-            inputs["edge_attr"][3, 0] = wrong
-            with pytest.raises(
-                IndexError, match="at edge 3, but relations are the whole numbers 0 to 4"
-            ):
-                compute(edge_index, inputs, grad, aggr="add")
-
-
 def test_offsets_of_64_bits(monkeypatch):
     plan = gpu.plan
     wide = gpu.tl.constexpr(gpu.tl.int64)
@@ -255,18 +201,6 @@ def test_runs_agree_to_the_bit(aggr):
         assert value is None or torch.equal(value, second[name]), name
 
 
-@pytest.mark.parametrize("order", ["col", "row"])
-def test_edge_index_is_used_as_it_is(order):
-    edge_index, inputs, grad = graph(12, 12, 60, channels=8, edge_dim=2)
-    exact = compute(edge_index, inputs, grad, aggr="mean", exact=True)
-    sorted_index, perm = EdgeIndex(edge_index, sparse_size=(12, 12)).sort_by(order)
-    ours = compute(
-        sorted_index, inputs | {"edge_attr": inputs["edge_attr"][perm]}, grad, aggr="mean"
-    )
-    ours["edge_attr"] = torch.empty_like(ours["edge_attr"]).index_copy_(0, perm, ours["edge_attr"])
-    assert_close(ours, exact)
-
-
 def test_max_finds_ties_in_all_chunks_of_a_row():
     edge_index, inputs, grad = problem("max", None, 8, num_edges=320, hub=300)
     inputs["x"] = inputs["x"].sign().relu()
@@ -274,16 +208,6 @@ def test_max_finds_ties_in_all_chunks_of_a_row():
         compute(edge_index, inputs, grad, aggr="max"),
         compute(edge_index, inputs, grad, aggr="max", exact=True),
     )
-
-
-@pytest.mark.parametrize("t", [-1e4, 0.0, 1e4])
-def test_large_exponents_stay_finite_and_right(t):
-    edge_index, inputs, grad = problem("softmax", None, 8, hub=40)
-    inputs["t"] = torch.tensor([t])
-    ours = compute(edge_index, inputs, grad, aggr="softmax")
-    assert all(value is None or value.isfinite().all() for value in ours.values())
-    exact = compute(edge_index, inputs, grad, aggr="softmax", exact=True)
-    assert_close({"out": ours["out"]}, {"out": exact["out"]}, 1e-4)
 
 
 @pytest.mark.parametrize("aggr", ops.KINDS)
@@ -378,20 +302,6 @@ def test_operators(aggr, features, dtype):
             False,
         ),
     )
-
-
-def test_a_structure_is_planned_once_and_forgotten_with_its_edges(monkeypatch):
-    edge_index, inputs, _grad = problem("softmax", None, 8)
-    make, made, before = gpu._plan, [], len(gpu._plans)
-    monkeypatch.setattr(gpu, "_plan", lambda *args: made.append(1) or make(*args))
-    edge_index, x = edge_index.to(DEVICE), inputs["x"].to(DEVICE).requires_grad_()
-    for _ in range(3):
-        fused.aggregate(
-            x, edge_index, None, None, None, aggr="softmax", t=1.0, p=1.0, y=0.0, eps=0.0, num_dst=9
-        ).sum().backward()
-    assert len(made) == 2 and len(gpu._plans) == before + 2  # by destination and by source
-    del edge_index
-    assert len(gpu._plans) == before
 
 
 @pytest.mark.parametrize(

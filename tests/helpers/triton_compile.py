@@ -82,7 +82,6 @@ def compile_problem(
     dtype=torch.float32,
     index=torch.int32,
     need_attr=False,
-    num_relations=0,
 ):
     print(
         f"{aggr}, {channels} channels, {'encoded' if encoded else edge_dim} edge features, {dtype}, {index}"
@@ -95,12 +94,9 @@ def compile_problem(
     elif edge_dim:
         attr = torch.zeros(2000, edge_dim, dtype=dtype)
         weight, bias = torch.zeros(channels, edge_dim), torch.zeros(channels)
-    table = torch.zeros(num_relations, channels) if num_relations else None
-    if num_relations:
-        attr = torch.zeros(2000, 1 + edge_dim, dtype=dtype)
     param = torch.zeros(1)
     out, stat, stat2 = gpu.forward(
-        x, structure, attr, weight, bias, table, param, aggr, 1e-7, *LIMITS, True
+        x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True
     )
     gpu.backward(
         out,
@@ -112,14 +108,14 @@ def compile_problem(
         attr,
         weight,
         bias,
-        table,
+        None,
         param,
         aggr,
         1e-7,
         *LIMITS,
         need_attr,
         weight is not None,
-        table is not None,
+        False,
     )
 
 
@@ -198,7 +194,6 @@ if __name__ == "__main__":
         compile_messages("copy_u", "sum", (64,), ())
         compile_problem("softmax", 64, 8)
         compile_problem("max", 64, 0)
-        compile_problem("softmax", 64, 8, num_relations=8)
         compile_problem("softmax", 130, 8, need_attr=True, dtype=torch.bfloat16)
         compile_gather(100, torch.float32, num_near=4)
         compile_gather(8, torch.bfloat16, num_near=0)
@@ -212,7 +207,6 @@ if __name__ == "__main__":
     compile_messages("v_sub_u", "max", (200,), (1,), index=torch.int64)
     for aggr in (kind for kind in ops.KINDS if kind != "max"):
         compile_problem(aggr, 64, 0)
-    compile_problem("max", 64, 0, num_relations=3000, index=torch.int64)
-    compile_problem("softmax", 112, 20, need_attr=True, num_relations=8, dtype=torch.bfloat16)
+    compile_problem("softmax", 112, 20, need_attr=True, dtype=torch.bfloat16)
     compile_problem("softmax", 112, 20, need_attr=True, index=torch.int64)
     compile_problem("softmax", 64, 0, encoded=True, need_attr=True, dtype=torch.bfloat16)

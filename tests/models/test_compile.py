@@ -9,9 +9,7 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks.pyg import PyGModel
-from tests.helpers.graphs import random_graph
 from tests.models.aggregate.test_fused import graph
-from tests.models.networks.test_deepgcn import count_saved_elements
 
 pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler"
@@ -61,63 +59,6 @@ def test_compile_without_a_graph_break(edges, precision):
     for (name, p), gradient in zip(model.named_parameters(), gradients, strict=True):
         error = (p.grad - gradient).norm()
         assert error <= (0.1 if precision == "bf16" else 1e-5) * gradient.norm(), name
-
-
-@pytest.mark.parametrize(
-    "norm, kernel",
-    [
-        pytest.param(
-            norm,
-            kernel,
-            marks=pytest.mark.slow
-            if (norm, kernel) == ("batch", "auto")
-            else pytest.mark.exhaustive,
-        )
-        for norm in ("layer", "batch")
-        for kernel in ("auto", "reference")
-    ],
-)
-def test_compiled_gradient_checkpointing_changes_nothing(norm, kernel):
-    data = random_graph(40, 200, 0)
-    arguments = data.x, data.edge_index.as_tensor().long(), data.edge_attr
-    results, kept = [], []
-    for compiled, checkpointing in ((False, False), (True, False), (True, True)):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = DeeperGCN(
-            5,
-            8,
-            2,
-            4,
-            edge_dim=3,
-            norm=norm,
-            dropout=0.5,
-            gradient_checkpointing=checkpointing,
-            kernel=kernel,
-        )
-        function = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
-        torch.manual_seed(1)
-        outputs = []
-        kept.append(
-            count_saved_elements(
-                lambda *args, call=function, outputs=outputs: outputs.append(call(*args)),
-                *arguments,
-            )
-        )
-        out = outputs[0]
-        out.square().sum().backward()
-        # The same elements are dropped, in backward too, and no batch is counted twice.
-        results.append(
-            {"out": out.detach()}
-            | {name: p.grad for name, p in model.named_parameters()}
-            | dict(model.named_buffers())
-        )
-    for name, expected in results[0].items():
-        for result in results[1:]:
-            torch.testing.assert_close(
-                result[name], expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
-            )
-    assert kept[-1] < 0.5 * kept[-2]
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,6 @@ def test_ends_that_are_not_in_the_graph_are_refused_before_pointers_are_made(ord
         compress(EdgeIndex(edges, sparse_size=(3, 3), sort_order=order), by=by)
 
 
-def test_as_many_sources_as_destinations_by_default():
-    assert from_csc(EDGES[:, :3], torch.tensor([0, 1, 3, 3])).sparse_size() == (3, 3)
-
-
 def test_one_file_knows_the_private_fields_of_edge_index():
     private = re.compile(r"\._(indptr|T_perm|T_index|T_indptr)\b")
     files = [

@@ -2,17 +2,12 @@
 
 import pytest
 import torch
-import torch_geometric.typing
-from scipy.stats import chisquare
 from torch_geometric import EdgeIndex, nn as pyg
 
 from parallel_epochs.models import GENConv
 from parallel_epochs.models.edge_index import from_sparse_tensor
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.gnn.loaders.neighbor import pyg_sampler
-from parallel_epochs.pipeline.graph.sampling import NeighborSampler
-from tests.helpers.graphs import make_graph, random_graph
 from tests.helpers.running import TOY, train
 
 pytestmark = pytest.mark.system
@@ -112,61 +107,6 @@ def test_a_prepared_graph_feeds_pygs_neighbor_loader(configure, tmp_path):
         for batch in NeighborLoader(plain, [5, 5], batch_size=50, shuffle=True)
     ]
     assert sorted(torch.cat(seen).tolist()) == list(range(data.num_nodes))
-
-
-@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
-def test_neighbours_are_those_of_pygs_loader_where_all_are_drawn():
-    data = random_graph(60, 200, 0, symmetric=False)
-    for seeds in (torch.arange(5), torch.tensor([59, 3])):
-        ours = NeighborSampler(data.edge_index, [-1, -1]).sample(seeds, 0)
-        theirs = pyg_sampler(data.edge_index, [-1, -1])(seeds, 0)
-        assert sorted(ours[1].tolist()) == sorted(theirs[1].tolist())
-        assert sorted(ours[2].tolist()) == sorted(theirs[2].tolist())
-        for edges, nodes, position in (ours, theirs):
-            assert torch.equal(
-                nodes[edges.as_tensor()], data.edge_index.as_tensor()[:, position].long()
-            )
-
-
-def chances(degree: int, count: int, beyond: int) -> dict[tuple[int, ...], float]:
-    """The probability of each set of neighbours by Floyd's algorithm, whose j-th number is below j + `beyond`."""
-    sets = {(): 1.0}
-    for j in range(degree - count, degree):
-        after: dict[tuple[int, ...], float] = {}
-        for drawn, chance in sets.items():
-            for at in range(j + beyond):
-                key = tuple(sorted((*drawn, j if at in drawn else at)))
-                after[key] = after.get(key, 0.0) + chance / (j + beyond)
-        sets = after
-    return sets
-
-
-@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
-def test_sets_of_neighbours_are_drawn_as_often_as_pygs_loader_means_to():
-    degree, count, times = 5, 2, 4000
-    edges = [(i, degree + centre) for centre in range(times) for i in range(degree)]
-    whole, centres = make_graph(edges, degree + times).edge_index, degree + torch.arange(times)
-    torch.manual_seed(0)
-    fair = chances(degree, count, 1)
-    assert set(round(chance, 9) for chance in fair.values()) == {0.1}
-    # torch_sparse 0.6.18 never draws the last index (rusty1s/pytorch_sparse#385); pyg-lib does.
-    theirs = fair if torch_geometric.typing.WITH_PYG_LIB else chances(degree, count, 0)
-    for sample, expected in (
-        (NeighborSampler(whole, [count]).sample, fair),
-        (pyg_sampler(whole, [count]), theirs),
-    ):
-        sets = [
-            tuple(row)
-            for row in (sample(centres, 0)[2].view(times, count) % degree).sort().values.tolist()
-        ]
-        assert set(sets) == set(expected)
-        assert (
-            chisquare(
-                [sets.count(key) for key in expected],
-                [times * chance for chance in expected.values()],
-            ).pvalue
-            > 0.001
-        )
 
 
 @pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")

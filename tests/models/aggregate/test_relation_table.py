@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, cpu
-from tests.helpers.shapes import unchecked
 from tests.helpers.tensors import same_for_any_threads
 from tests.models.aggregate.test_fused import assert_close, check, graph, off_the_bounds, run
 
@@ -18,7 +17,6 @@ pytestmark = [
     ),
     pytest.mark.usefixtures("poisoned_memory"),
 ]
-OTHERS = ("edge_attr", "weight", "bias")
 SCALARS = dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
 
 
@@ -142,48 +140,6 @@ def test_a_relation_that_becomes_wrong_before_backward_is_refused():
         out.sum().backward()
 
 
-def test_what_does_not_match_is_refused():
-    edge_index, inputs, _ = related_graph(20, 20, 200, 300, 3)
-    x, attr, weight, table = (inputs[name] for name in ("x", "edge_attr", "weight", "table"))
-    for arguments, options, text in [
-        ((None,), dict(table=table), "a table of 300 relations needs edge_attr"),
-        (
-            (attr,),
-            dict(table=table),
-            r"edge_attr has shape \(200, 4\), but must be \[num_edges, 1\]",
-        ),
-        ((attr[:, 1:], weight), dict(table=table), r"but must be \[num_edges, 4\]"),
-        (
-            (attr, weight),
-            dict(table=table[:, :5]),
-            r"\(300, 5\), but must be \[num_relations, 16\]",
-        ),
-        ((attr, weight), dict(table=table[:0]), "with a row for each relation"),
-        (
-            (attr.bfloat16(), weight),
-            dict(table=table),
-            "bfloat16, which cannot hold the numbers of 300 relations",
-        ),
-    ]:
-        with pytest.raises(ValueError, match=text), unchecked():
-            aggregate(x, edge_index, *arguments, **options)
-
-
-@pytest.mark.parametrize("dtype, num_relations", [(torch.bfloat16, 257), (torch.float16, 2049)])
-def test_16_bits(dtype, num_relations):
-    edge_index, inputs, grad = related_graph(40, 40, 3000, num_relations, 3)
-    inputs["edge_attr"][0, 0] = num_relations - 1
-    rounded = {
-        name: value if value is None else value.to(dtype).float() for name, value in inputs.items()
-    }
-    exact = run(
-        edge_index, rounded, grad.to(dtype), aggr="softmax", kernel="reference", dtype=torch.float64
-    )
-    ours = run(edge_index, inputs, grad, aggr="softmax", kernel="fused", dtype=dtype)
-    assert ours["out"].dtype == ours["table"].dtype == dtype
-    assert_close(ours, exact, 1e-2)
-
-
 @pytest.mark.parametrize("edge_dim", [None, 0, 2])
 def test_an_empty_graph(edge_dim):
     for aggr in AGGREGATIONS:
@@ -192,32 +148,3 @@ def test_an_empty_graph(edge_dim):
         exact = run(edge_index, inputs, grad, aggr=aggr, kernel="reference")
         assert torch.equal(ours["out"], exact["out"])
         assert (ours["x"] == 0).all() and (ours["table"] == 0).all()
-
-
-@pytest.mark.parametrize("edge_dim", [None, 2])
-def test_gradients_of_gradients(edge_dim):
-    edge_index, inputs, _ = related_graph(10, 10, 60, 4, edge_dim, channels=4)
-    results = []
-    for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
-        leaves = {
-            name: inputs[name].to(dtype).requires_grad_()
-            for name in ("x", "table", *OTHERS)
-            if inputs[name] is not None
-        }
-        out = aggregate(
-            leaves["x"],
-            edge_index,
-            *(leaves.get(name) for name in OTHERS),
-            table=leaves["table"],
-            kernel=kernel,
-        )
-        first = torch.autograd.grad(
-            out.square().sum(), [leaves["x"], leaves["table"]], create_graph=True
-        )
-        second = torch.autograd.grad(
-            sum(part.square().sum() for part in first), list(leaves.values()), allow_unused=True
-        )
-        results.append(
-            {name: part for name, part in zip(leaves, second, strict=True) if name != "edge_attr"}
-        )
-    assert_close(*results, tolerance=1e-4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from parallel_epochs.models import notice
-from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, reference
+from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate
 from tests.models.aggregate.test_fused import LEARNS, graph, run
 
 pytestmark = pytest.mark.skipif(
@@ -100,37 +100,3 @@ def test_one_warning_says_that_the_kernel_is_not_used(monkeypatch):
         f"much: {runs}",
         f"aggr=power, p=70 is beyond 64, the kernel's largest power: {runs}",
     ]
-
-
-def test_what_is_not_steep_has_the_bits_of_the_plain_formulas():
-    edge_index, inputs, _ = graph(20, 20, 300, edge_dim=None)
-    x, (src, dst) = inputs["x"], edge_index
-    message = x[src].relu() + 1e-7
-    for t in (1.0, torch.tensor([2.5]), -3.0):
-        logit = message * t
-        index = dst.unsqueeze(1).expand_as(logit)
-        top = torch.zeros(20, 16).scatter_reduce(0, index, logit, "amax", include_self=False)
-        share = (logit - top[dst]).exp()
-        total, weighted = (
-            torch.zeros(20, 16).index_add(0, dst, part) for part in (share, share * message)
-        )
-        expected = weighted / total.masked_fill(total == 0, 1.0)
-        assert torch.equal(reference.aggregate(x, edge_index, t=t), expected)
-    degree = dst.bincount(minlength=20).unsqueeze(1)
-    for p in (1.0, torch.tensor([1.7]), torch.tensor([-3.0])):
-        mean = torch.zeros(20, 16).index_add(0, dst, message.clamp(1e-7, 10).pow(p)) / degree.clamp(
-            min=1
-        )
-        expected = mean.masked_fill(degree == 0, 1.0).clamp(1e-7, 10).pow(1 / p) * (degree > 0)
-        assert torch.equal(reference.aggregate(x, edge_index, aggr="power", p=p), expected)
-
-
-# Every pair of an aggregation, an order of the edges and a kind of features; the other cases are slow.
-IN_BLOCKS = [
-    pytest.param(
-        aggr, order, features, marks=[] if (row + column + place) % 3 == 0 else pytest.mark.slow
-    )
-    for row, aggr in enumerate(AGGREGATIONS)
-    for column, order in enumerate(("plain", "col", "row", "unsorted"))
-    for place, features in enumerate((3, None, "encoded"))
-]

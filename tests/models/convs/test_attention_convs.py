@@ -8,7 +8,6 @@ import torch
 from torch_geometric import EdgeIndex, nn as pyg
 
 from parallel_epochs.models.convs import attention_convs
-from tests.helpers.shapes import unchecked
 
 N, E = 30, 100
 NAMES = ("GATConv", "GATv2Conv", "TransformerConv")
@@ -182,25 +181,6 @@ def test_dropout_is_drawn_from_torchs_state_and_only_in_training(name):
     assert_same(ours, theirs, *inputs())
 
 
-@pytest.mark.parametrize("fill_value", ["mean", "add"])
-def test_a_gpu_fills_loops_in_one_order(fill_value):
-    edge_index = torch.tensor(
-        [[0, 1, 2, 2, 3, 1, 0], [0, 0, 0, 1, 1, 2, 2]]
-    )  # node 0 has a self-loop, 3 no edges
-    attr = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
-    given = edge_index, attr, 4, fill_value
-    expected = attention_convs.fill_loops(*given, num_src=4, num_dst=4)
-    torch.testing.assert_close(attention_convs._sum_in_order(*given, 4, 4), expected)
-
-
-@pytest.mark.parametrize("fill_value", ["mean", "add", "min", "max", "mul"])
-def test_loops_are_filled_from_edges_that_are_none(fill_value):
-    x, edge_index, edge_attr = inputs()
-    edge_index[1] = (edge_index[0] + 1 + edge_index[1] % 9) % N
-    ours, theirs = pair("GATv2Conv", edge_dim=3, fill_value=fill_value)
-    assert_same(ours, theirs, x, edge_index, edge_attr)
-
-
 def test_edge_dropout_removes_edges_in_training():
     ours, _ = pair("GATv2Conv", add_self_loops=False)
     x, edge_index, _ = inputs()
@@ -209,31 +189,3 @@ def test_edge_dropout_removes_edges_in_training():
     assert 25 < int((weights == 0).sum()) < 75
     _, (_, weights) = ours.eval()(x, edge_index, return_attention_weights=True)
     assert int((weights == 0).sum()) == 0
-
-
-@pytest.mark.parametrize(
-    "name, given, message",
-    [
-        (
-            "GATv2Conv",
-            dict(edge_attr=torch.ones(E, 3)),
-            "the layer was built without edge_dim: build it with edge_dim=3",
-        ),
-        (
-            "GATv2Conv",
-            dict(x=(torch.ones(N, 6), None)),
-            "needs the features of the destination nodes",
-        ),
-        ("GATConv", dict(size=(N, 9)), f"x has {N} destination nodes"),
-        (
-            "TransformerConv",
-            dict(edge_index=torch.ones(3, 4, dtype=torch.int64)),
-            "must be int32 or int64",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(name, given, message):
-    ours, _ = pair(name)
-    x, edge_index, _ = inputs()
-    with pytest.raises(ValueError, match=message), unchecked():
-        ours(**dict(x=x, edge_index=edge_index) | given)

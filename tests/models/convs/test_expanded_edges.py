@@ -5,8 +5,7 @@ import torch
 import torch_geometric.nn as pyg
 
 from parallel_epochs.models.convs import relation_conv
-from parallel_epochs.models.convs.expanded_edges import Relations, convolve, multiply_segments
-from parallel_epochs.models.edge_index import from_csc
+from parallel_epochs.models.convs.expanded_edges import Relations, convolve
 from tests.helpers.tensors import Largest
 
 CHANNELS, OUT = 16, 24
@@ -130,18 +129,6 @@ def test_no_tensor_of_edges_x_channels_is_made(name, num_nodes):
     assert largest.elements <= 3 * num_nodes * 64
 
 
-def test_int32_and_sorted_edges_give_the_same():
-    edges, relation = uniform(20, 400, 3)
-    order = edges[1].argsort(stable=True)
-    indptr = torch.searchsorted(edges[1][order], torch.arange(21))
-    x, weight = torch.randn(20, CHANNELS), torch.randn(3, CHANNELS, OUT)
-    expected = convolve(x, weight, Relations(edges, relation, 3, 20, 20))
-    given = from_csc(edges[:, order].int(), indptr)
-    relations = Relations(given, relation[order], 3, 20, 20)
-    assert relations.into_destinations.dtype == torch.int32
-    torch.testing.assert_close(convolve(x, weight, relations), expected)
-
-
 def test_dense_pairs_of_sources_have_their_edges_in_both_orders():
     edges, relation = uniform(20, 400, 3)
     relations = Relations(edges, relation, 3, 20, 20)
@@ -165,42 +152,6 @@ def test_without_the_compiler_the_same_edges_are_found(monkeypatch):
         assert torch.equal(ours, expected)
 
 
-def test_gradients_of_gradients():
-    edges, relation = uniform(8, 60, 2)
-    for make in (
-        lambda: Relations(edges, relation, 2, 8, 8),
-        lambda: Relations(edges[:, :9], relation[:9], 2, 8, 8),
-    ):
-        relations, found = make(), []
-        for kernel, dtype in (("fused", torch.float32), ("reference", torch.float64)):
-            torch.manual_seed(0)
-            x, weight = (
-                torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
-                for shape in ((8, CHANNELS), (2, CHANNELS, OUT))
-            )
-            out = convolve(x, weight, relations, kernel=kernel)
-            first = torch.autograd.grad(out.square().sum(), [x, weight], create_graph=True)
-            found.append(
-                torch.autograd.grad(sum(part.square().sum() for part in first), [x, weight])
-            )
-        for ours, expected in zip(*found, strict=True):
-            assert (ours - expected).norm() <= 1e-4 * expected.norm()
-
-
-def test_segments_are_multiplied_by_their_own_matrices():
-    sizes = (3, 0, 4)
-    values = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
-    expected = torch.cat(
-        [part @ matrix for part, matrix in zip(values.split(sizes), weight, strict=True)]
-    )
-    torch.testing.assert_close(multiply_segments(values, weight, sizes), expected)
-    assert torch.autograd.gradcheck(lambda *args: multiply_segments(*args, sizes), (values, weight))
-    assert torch.autograd.gradgradcheck(
-        lambda *args: multiply_segments(*args, sizes), (values, weight)
-    )
-
-
 def test_wrong_relations_and_ends_are_errors():
     edges, relation = uniform(20, 40, 3)
     with pytest.raises(
@@ -214,20 +165,6 @@ def test_wrong_relations_and_ends_are_errors():
         Relations(edges, relation / 2, 3, 20, 20)
     with pytest.raises(IndexError, match=r"^edge_index\[1\] has values from"):
         Relations(edges, relation, 3, 20, 5)
-
-
-def test_kept_edges_are_those_of_as_many_nodes():
-    edges, relation = draw(20, 60, 3)
-    torch.manual_seed(0)
-    ours = relation_conv.RGCNConv(4, 5, 3)
-    theirs = pyg.RGCNConv(4, 5, 3)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(22, 4)
-    for num_src, num_dst in ((20, 20), (20, 21), (22, 20)):
-        parts = x[:num_src], x[:num_dst]
-        torch.testing.assert_close(
-            ours(parts, edges, relation), theirs(parts, edges, relation), rtol=1e-4, atol=1e-5
-        )
 
 
 def test_a_layer_with_pygs_arguments_keeps_expanded_edges_until_the_relations_are_freed():

@@ -6,11 +6,9 @@ import torch
 from parallel_epochs.models.convs.recipe_convs import AGDNConv, GIPAConv
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.networks.pyg import PyGModel
-from tests.helpers.graphs import random_graph
 
 EDGES = torch.tensor([[1, 2, 3, 0, 0, 2, 1], [0, 0, 0, 1, 2, 2, 3]])  # node 4 has no edge
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
-HEADS = {"heads": 2, "dropout": 0.2}
 ATTR = torch.rand(7, 3, generator=torch.Generator().manual_seed(1))
 
 
@@ -68,43 +66,6 @@ def test_layers_by_hand(kind, attr):
     ours.square().sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in conv.parameters())
     assert sum(p.grad is None for p in conv.parameters()) == (0 if attr is not None else 3)
-
-
-@pytest.mark.parametrize(
-    "conv, kwargs, by_blocks",
-    [("AGDNConv", HEADS, False), ("GIPAConv", HEADS, True), ("GatedGCNConv", {}, False)],
-)
-def test_a_stack_of_them_trains_in_half_precision_and_without_edges(conv, kwargs, by_blocks):
-    data = random_graph(30, 200, 0)
-    torch.manual_seed(0)
-    model = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kwargs=kwargs, edge_dropout=0.3)
-    assert model.edge_argument == "edge_attr" and model.splits() == by_blocks
-    assert (
-        model.takes_int32_edges
-        and data.edge_index.dtype == torch.int32
-        and not model.why_pygs_own()
-    )
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            out = model(data.x, data.edge_index, data.edge_attr)
-        out.float().square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-    assert {part.kernel for part in model.layers[0].modules() if hasattr(part, "kernel")} == {
-        "auto"
-    }
-    assert model.describe_code() == "a layer of this program, which PyG does not have"
-    with pytest.raises(
-        ValueError, match=f"^kernel=pyg cannot run {conv}, which PyG does not have. Set kernel=auto"
-    ):
-        PyGModel(5, 8, 2, 2, conv=conv, kernel="pyg")
-    fused = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kernel="fused").eval()
-    plain = PyGModel(5, 8, 2, 2, edge_dim=3, conv=conv, kernel="reference").eval()
-    plain.load_state_dict(fused.state_dict())
-    torch.testing.assert_close(
-        *(net(data.x, data.edge_index, data.edge_attr) for net in (fused, plain))
-    )
-    none = torch.empty(2, 0, dtype=torch.int64)
-    assert model.eval()(data.x, none, torch.empty(0, 3)).isfinite().all()
 
 
 @pytest.mark.parametrize("attr", [ATTR, None], ids=["features", "none"])

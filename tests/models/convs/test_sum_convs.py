@@ -231,16 +231,6 @@ def test_relations(options, said):
     assert not said
 
 
-def test_edges_that_change_change_their_self_loops():
-    ours, theirs = layers("GCNConv", (CHANNELS, 4), {})
-    x, edges, _ = inputs("")
-    assert_same(ours, theirs, x, edges, None)
-    edges[:, 7] = 4
-    assert_same(ours, theirs, x, edges, None)
-    edges.numpy()[:, 8] = 5
-    assert_same(ours, theirs, x, edges, None)
-
-
 @pytest.mark.parametrize(
     "name, arguments, options, features",
     [

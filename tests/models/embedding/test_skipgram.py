@@ -137,24 +137,3 @@ def test_any_number_of_threads_gives_the_same_bits():
         return heads.rows, tails.rows, loss
 
     same_for_any_threads(compute, (1, 2, 3, 4))
-
-
-def test_the_key_decides():
-    runs = []
-    for key in (1, 1, 2):
-        heads, tails = tables(45, 8)
-        run(heads, tails, key=key)
-        runs.append(heads.rows)
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-
-
-def test_nothing_to_train():
-    heads, tails = tables(45, 8)
-    pairs, negatives, _ = problem()
-    empty = PairBlock(0, 0, 0, 10, 10, 5, 5)
-    before = heads.rows.clone()
-    for function in (skipgram.train, skipgram_numpy.train):
-        assert function(
-            heads, tails, [[empty], []], pairs, negatives, SkipGramOptions(), lr=1.0, key=0
-        ) == (0, 0)
-    assert torch.equal(heads.rows, before)

@@ -58,11 +58,3 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
         out = multiply_heads(x, weight)
         found.append([out.detach(), *torch.autograd.grad(out, [x, weight], gradient)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize(
-    "change", [lambda x: x.double(), lambda x: x.to("meta"), lambda x: x.bfloat16()]
-)
-def test_other_tensors_are_left_to_torch(change):
-    x, weight, _ = draw(3, 1, 1, 4)
-    assert not head_products.can_multiply(change(x), change(weight))

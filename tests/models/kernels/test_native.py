@@ -13,7 +13,6 @@ import torch
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu
 from parallel_epochs.models.embedding import layout, skipgram
 from parallel_epochs.models.kernels import head_products, native, norm
-from parallel_epochs.models.kernels.layout import read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.shipped import find_included
 from parallel_epochs.models.messages import attention_ops, cpu as messages, gated
@@ -90,23 +89,6 @@ def test_fields_lie_where_the_compiler_puts_them(files, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "struct Other {\n  float x;\n};",
-        "struct Problem {\n  short x;\n};",
-        "struct Problem {\n  float x[N];\n};",
-        "struct Problem {\n  float (*x)(int);\n};",
-    ],
-)
-def test_a_struct_that_cannot_be_read_is_refused(text, tmp_path):
-    (tmp_path / "problem.h").write_text(text)
-    with pytest.raises(
-        ValueError, match="has no struct Problem|neither a number nor a pointer nor an array"
-    ):
-        read_structure(tmp_path / "problem.h", "Problem")
-
-
 def test_a_changed_header_is_another_library(tmp_path):
     headers = {file.name for file in find_included(cpu.LIBRARY.source)}
     assert headers == {
@@ -140,12 +122,6 @@ def test_a_changed_header_is_another_library(tmp_path):
 needs_x86 = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="has the portable kernels alone"
 )
-# Which of the first twelve elements are dropped, by the number of channels.
-DROPPED = {
-    3: [1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1],
-    4: [1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1],
-    21: [1, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1, 0],
-}
 LEVELS = ["portable", "avx2", "avx512"]
 
 
@@ -206,14 +182,6 @@ def test_a_level_above_the_processor_is_refused(has, flags, monkeypatch):
             native.choose_simd()
 
 
-def test_an_unknown_level_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(
-        ValueError,
-        match="^PARALLEL_EPOCHS_SIMD=sse is unknown; choose one of portable, avx2, avx512$",
-    ):
-        under("sse", tmp_path, monkeypatch)
-
-
 @pytest.fixture(params=LEVELS)
 def width(request, monkeypatch):
     """A level, under which the aggregation, the norm, the messages and attention are compiled."""
@@ -272,27 +240,6 @@ def test_other_widths_of_attention(width):
     for score in SCORES:
         for heads in (3, 17):
             test_attention.test_hubs_and_sizes_of_every_kind(score, heads, 5)
-
-
-@pytest.mark.slow
-@needs_x86
-@pytest.mark.parametrize("channels", [3, 4, 21])
-def test_other_widths_of_norms(width, channels):
-    layer = torch.nn.LayerNorm(channels)
-    x, grad = torch.randn(100, channels, requires_grad=True), torch.randn(100, channels)
-    exact = [value.detach().double().requires_grad_() for value in (x, *layer.parameters())]
-    expected = torch.nn.functional.layer_norm(exact[0], (channels,), *exact[1:]).relu()
-    grad *= expected.abs() > 1e-4  # whether smaller ones are positive is decided by rounding
-    expected = [expected, *torch.autograd.grad(expected, exact, grad.double())]
-    seed = torch.tensor([7])
-    out = norm.forward(x, layer.weight, layer.bias, seed, layer.eps, 0.0)[0]
-    for a, b in zip(
-        [out, *torch.autograd.grad(out, [x, *layer.parameters()], grad)], expected, strict=True
-    ):
-        assert (a - b).norm() <= 1e-5 * b.norm()
-    # Which elements are dropped is the same on all machines.
-    dropped = norm.forward(x, layer.weight, layer.bias + 10, seed, layer.eps, 0.5)[0] == 0
-    assert dropped.flatten()[:12].int().tolist() == DROPPED[channels]
 
 
 @pytest.fixture(scope="module")
@@ -390,27 +337,3 @@ def test_a_cache_that_everybody_may_write_to_is_used_where_only_owners_may_renam
     )
     cache.chmod(0o1777)
     assert answer(caplog)[1:] == (True, []) and answer(caplog)[1:] == (False, [])
-
-
-def test_a_compiler_that_fails_is_one_warning(answer, caplog, monkeypatch):
-    assert answer(caplog) == (42, True, [])
-    answer.source.write_text('extern "C" int answer() { return 42 }\n')
-    log = answer.path.parents[1] / "compiler.log"
-    for _ in range(2):
-        number, _, (warning,) = answer(caplog)
-        assert number is None
-        assert re.fullmatch(
-            rf"answer is not available: compiling failed: .*answer.cpp:1:.*error: .* \(output of "
-            rf"the compiler: {log}\); another answers",
-            warning,
-        )
-    assert "-O3" in log.read_text()
-    compiler = answer.source.with_name("compiler")
-    compiler.write_text("#!/bin/sh\necho 'no licence' >&2\nexit 3\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    assert answer(caplog)[2] == [
-        f"answer is not available: compiling failed: no licence (output of the compiler: "
-        f"{NativeLibrary('answer', answer.source, otherwise='')._path.parents[1]}"
-        "/compiler.log); another answers"
-    ]

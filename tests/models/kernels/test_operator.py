@@ -67,19 +67,3 @@ def test_tensors_without_memory_take_the_fake(double, dispatched):
     assert double(mode.from_tensor(torch.ones(5)), None, 2.0).shape == (5,)
     assert double(torch.ones(6, device="meta"), None, 2.0).shape == (6,)
     assert len(dispatched) == 3
-
-
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # which opcheck of 2.14 reads
-def test_derivatives_are_torchs(double):
-    x = torch.rand(4, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(lambda x: double(x, None, 2.0), x)
-    torch.library.opcheck(double.definition, (x, None, 2.0))
-
-
-def test_without_derivatives_a_gradient_is_refused():
-    plain = operator("test_plain", lambda x: torch.empty_like(x))(_double)
-    out = plain(torch.ones(2, requires_grad=True), None, 2.0)
-    with pytest.raises(RuntimeError, match="register_autograd"):
-        out.sum().backward()

@@ -3,7 +3,6 @@
 import ctypes
 import importlib.util
 import json
-import logging
 import os
 import platform
 import re
@@ -76,12 +75,6 @@ def test_the_highest_level_of_the_processor_is_loaded(flags, level, number, monk
     assert re.fullmatch(r"GCC \(.+\) \d+\.\d+.*|clang version .+", build["compiler"])
 
 
-def test_the_environment_variable_chooses_a_lower_level(number, monkeypatch):
-    monkeypatch.setattr(native, "_cpu_flags", lambda: "avx2 fma")
-    monkeypatch.setenv(native.SIMD_VARIABLE, "portable")
-    assert number().get().number() == 0 and native.builds()["number"]["level"] == "portable"
-
-
 @pytest.mark.parametrize("name", ["number.cpp", "number.h"])
 def test_a_library_of_older_sources_is_not_loaded(name, number, tmp_path):
     assert number().get() is not None
@@ -89,11 +82,6 @@ def test_a_library_of_older_sources_is_not_loaded(name, number, tmp_path):
         file.write("// changed\n")
     library = number()
     assert library.get() is None and "no C++ compiler 'no-such-compiler'" in library.missing()
-
-
-def test_a_library_of_other_flags_is_not_loaded(number, monkeypatch):
-    monkeypatch.setattr(shipped, "SHIPPED_FLAGS", (*shipped.SHIPPED_FLAGS, "-O2"))
-    assert number().get() is None
 
 
 def test_a_shipped_library_that_cannot_be_loaded_is_compiled(number, numbers, monkeypatch, caplog):
@@ -135,21 +123,6 @@ def test_a_library_finds_openmp_where_torch_keeps_it_for_itself(tmp_path, monkey
     )
 
 
-def test_torchs_loader_does_not_speak_of_cuda(caplog):
-    log = logging.getLogger(native._extension_loader().__name__)
-    log.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local/cuda")
-    log.warning("something else")
-    assert caplog.messages == ["something else"]
-
-
-def test_the_levels_are_those_of_the_processor():
-    assert list(shipped.LEVEL_FLAGS.get(shipped.MACHINE, ["portable"])) == LEVELS
-    assert shipped.BASELINE.keys() == shipped.LEVEL_FLAGS.keys()
-    # Each flag allows one kind of instructions, which the processor must have.
-    for level, flags in shipped.LEVEL_FLAGS.get(shipped.MACHINE, {}).items():
-        assert {flag.removeprefix("-m") for flag in flags} == native.SIMD_NEEDS[level]
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_flags_of_a_level_give_its_vectors(level, tmp_path):
@@ -183,20 +156,6 @@ def test_a_wheel_has_the_tag_of_the_newest_glibc_that_its_libraries_need(setup, 
     assert setup.find_tag(libraries[1:]) == "manylinux_2_17_x86_64"
     assert setup.find_tag(libraries[1:], "linux", "aarch64") == "manylinux_2_17_aarch64"
     assert setup.find_tag([], "darwin", "aarch64") == "macosx_11_0_arm64"
-
-
-def test_kernels_are_compiled_for_the_target_that_is_named(setup, monkeypatch):
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PARALLEL_EPOCHS_TARGET", "darwin-aarch64")
-    assert setup.find_target() == ("darwin", "aarch64") and setup.find_compiler()
-    monkeypatch.setenv("PARALLEL_EPOCHS_TARGET", "win32-x86_64")
-    with pytest.raises(
-        SystemExit,
-        match="compiles for linux-x86_64, linux-aarch64, darwin-aarch64, and this is win32",
-    ):
-        setup.find_target()
-    assert shipped.openmp_flags(["-O3", "-fopenmp"], "darwin") == ["-O3", "-Xclang", "-fopenmp"]
-    assert shipped.openmp_flags(["-O3", "-fopenmp"], "linux") == ["-O3", "-fopenmp"]
 
 
 def test_the_list_of_parts_names_dependencies_and_libraries(setup, tmp_path):

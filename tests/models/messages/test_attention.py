@@ -10,10 +10,9 @@ import torch
 
 from parallel_epochs.models import structure
 from parallel_epochs.models.kernels.hash import draw_factors
-from parallel_epochs.models.messages import attention_fused, attention_ops
+from parallel_epochs.models.messages import attention_ops
 from parallel_epochs.models.messages.attention import SCORES, attention
 from tests.helpers.operators import opcheck
-from tests.helpers.shapes import unchecked
 from tests.helpers.tensors import same_for_any_threads
 
 pytestmark = pytest.mark.skipif(
@@ -168,41 +167,6 @@ def test_edges_with_loops_are_kept_until_they_change():
         structure.find_structure_with_loops(edge_index, 3, 3, 2)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "reference"])
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(score="sum"), "score=sum is unknown; choose one of gatv2, gat, dot"),
-        (dict(kernel="fast"), "kernel=fast is unknown"),
-        (dict(dropout=1.5), r"dropout must be in \[0, 1\], not 1.5"),
-        (dict(target=None), "target is missing, but must be"),
-        (dict(source=torch.ones(3)), "source has shape"),
-        (dict(att=torch.ones(2, 4)), r"att has shape \(2, 4\), but must be \[2, 5\]"),
-        (dict(weight=torch.ones(9, 3)), "weight has shape"),
-        (dict(edge_attr=torch.ones(4, 3)), "edge_attr has shape"),
-        (dict(num_loops=3), "loop_attr is missing"),
-        (dict(message=torch.ones(4, 5)), "must be floating point"),
-    ],
-)
-def test_what_does_not_fit_is_refused(kernel, change, message):
-    tensors, edge_index = problem("gatv2")
-    given = dict(tensors, edge_index=edge_index, score="gatv2", kernel=kernel) | change
-    with pytest.raises(ValueError, match=message), unchecked():
-        attention(**given)
-
-
-@pytest.mark.parametrize(
-    "channels, edge_dim, reason",
-    [
-        (512, 64, ""),
-        (513, 0, "a head has 513 channels, and the GPU kernel takes up to 512"),
-        (8, 65, "edge_attr has 65 features, and the GPU kernel encodes up to 64"),
-    ],
-)
-def test_what_is_too_wide_for_a_gpu(channels, edge_dim, reason):
-    assert attention_fused.why_too_wide(channels, edge_dim) == reason
-
-
 @pytest.mark.parametrize(
     "heads, channels",
     [
@@ -241,20 +205,6 @@ def test_hubs_and_sizes_of_every_kind(score, heads, channels):
         )
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 300.0, -300.0])
-def test_scores_that_are_not_numbers(score, value):
-    tensors, edge_index = problem(score)
-    tensors["target" if value != -float("inf") else "message" if score == "gatv2" else "source"][
-        3
-    ] = value
-    ours, theirs = (
-        run(tensors, edge_index, score=score, kernel=kernel)["out"]
-        for kernel in ("fused", "reference")
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
-
-
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -273,16 +223,6 @@ def test_graphs_of_almost_nothing(sizes):
             run(tensors, edge_index, score=score),
             run(tensors, edge_index, torch.float64, score=score),
         )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_summed_in_float32(dtype):
-    tensors, edge_index = problem("gatv2")
-    tensors = {name: None if value is None else value.to(dtype) for name, value in tensors.items()}
-    out = run(tensors, edge_index, dtype, score="gatv2")
-    assert all(value.dtype == dtype for value in out.values())
-    expected = run(tensors, edge_index, torch.float64, score="gatv2")
-    assert_close(out, expected, 2 * torch.finfo(dtype).eps)
 
 
 def test_gradients_of_gradients_and_of_dependent_inputs():

@@ -129,11 +129,6 @@ def test_hubs(left, right):
     check_hubs(left, right, ("u_mul_e", "copy_u", "copy_e"), ("sum",))
 
 
-def test_hubs_with_factors_of_nodes():
-    check_hubs((64,), (1,), ("u_mul_v", "e_mul_v"), ("sum",))
-    check_hubs((3, 8), (3, 1), ("e_mul_u",), ("sum",))
-
-
 @pytest.mark.parametrize(
     "message, walk",
     [
@@ -262,38 +257,6 @@ def test_nan_and_infinity_are_those_of_the_reference(message, value):
             )
 
 
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_nan_in_one_of_several_chunks(reduce):
-    edge_index, u = hub_graph(), torch.ones(300, 16)
-    edge_index[0][edge_index[0] == 200] = 199
-    edge_index[0, 2500], u[200] = 200, math.nan
-    out = update_all(edge_index, "copy_u", reduce, u=u, num_dst=40, kernel="fused")
-    assert (out.isnan() == (torch.arange(40) == 3).unsqueeze(1)).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "message, walk",
-    [
-        ("u_mul_e", "sum"),
-        ("copy_e", "mean"),
-        ("e_sub_v", "max"),
-        ("u_add_e", "edges"),
-        ("u_dot_e", "edges"),
-    ],
-)
-def test_16_bits(message, walk, dtype):
-    edge_index, operands = make_edges(), make_operands(message, (3, 8), (3, 8))
-    ours, theirs = (
-        run(edge_index, message, walk, operands, kernel=kernel, dtype=dtype)
-        for kernel in ("fused", "reference")
-    )
-    exact = run(edge_index, message, walk, operands, kernel="reference", dtype=torch.float64)
-    for name, expected in exact.items():
-        assert ours[name].dtype == theirs[name].dtype == dtype
-        assert (ours[name].double() - expected).norm() <= 2**-7 * expected.norm(), name
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits_are_rounded_as_torch_rounds(dtype):
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).unsqueeze(1)
@@ -335,16 +298,6 @@ def test_softmax(heads):
         )
     for ours, exact in zip(*results):
         assert (ours - exact).norm() <= 1e-5 * exact.norm()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_softmax_in_16_bits(dtype):
-    scores = torch.randn(6000, 4).to(dtype).requires_grad_()
-    for kernel in ("fused", "reference"):
-        out = edge_softmax(hub_graph(), scores, 40, kernel=kernel)
-        exact = edge_softmax(hub_graph(), scores.double(), 40, kernel="reference")
-        torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=2**-24)
-        assert out.dtype == torch.autograd.grad(out.square().sum(), scores)[0].dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -439,24 +392,6 @@ def check_operators(tests, reductions):
         (u, None, e, edge_index, structure, num_src, DST, "u_mul_e", torch.float32),
         test_utils=tests,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_compile_without_a_graph_break(reduce):
-    torch._dynamo.reset()
-    operands = make_operands("u_mul_e", (3, 8), (3, 1))
-
-    def f(u, e):
-        return update_all(edge_index, "u_mul_e", reduce, u=u, e=e, num_dst=DST)
-
-    edge_index, results = make_edges(), []
-    for function in (f, torch.compile(f, fullgraph=True, backend="aot_eager")):
-        leaves = [operands[name].float().requires_grad_() for name in "ue"]
-        out = function(*leaves)
-        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
-    for a, b in zip(*results):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_an_edge_index_with_wrong_numbers_is_refused():

@@ -14,7 +14,6 @@ SIZES = [(1000, 10**9), (16, 100), (7, 1)]
 OPTIONS = [
     {"edge_dim": None},
     {"edge_dim": 3, "norm": "batch"},
-    {"edge_dim": 3, "fold_edge_encoder": False},
     {"edge_dim": 3, "aggr": "add", "msg_norm": True, "num_categories": 2},
     {"edge_dim": 3, "encode_x": False},
     {"edge_dim": 3, "kernel": "reference"},

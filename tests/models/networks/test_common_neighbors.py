@@ -41,23 +41,6 @@ def test_they_are_those_of_sets(num_nodes, num_edges, num_pairs, is_sorted, numb
     assert bool(found.allocate_resources().isfinite().all())
 
 
-def test_few_neighbors_are_looked_up_at_a_time():
-    edge_index = torch.randint(40, (2, 800), generator=torch.Generator().manual_seed(0))
-    neighborhoods, sizes = Neighborhoods.of(edge_index, 40), []
-    pairs, most = torch.arange(40).view(20, 2), int(neighborhoods.ptr.diff().max())
-
-    def find(self, few, many):
-        sizes.append(int(self.ptr.diff()[few].sum()))
-        return many.new_empty(0), torch.zeros_like(few)
-
-    with (
-        mock.patch.object(common_neighbors, "NUMBERS", 50),
-        mock.patch.object(Neighborhoods, "_find", find),
-    ):
-        neighborhoods.common(pairs)
-    assert len(sizes) > 5 and max(sizes) <= 50 + most
-
-
 def test_the_index_is_that_of_a_sparse_product():
     rng = np.random.default_rng(0)
     matrix = sp.csr_array(np.triu(rng.random((30, 30)) < 0.2, 1).astype(np.float64))

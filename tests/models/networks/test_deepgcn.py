@@ -1,8 +1,5 @@
-import dataclasses
 import importlib
-import inspect
 import math
-import re
 import sys
 from pathlib import Path
 
@@ -13,15 +10,8 @@ from torch_geometric import EdgeIndex, nn as pyg
 
 from parallel_epochs import models
 from parallel_epochs.models import DeeperGCN, GENConv
-from parallel_epochs.models.aggregate import AGGREGATIONS, KERNELS, reference
+from parallel_epochs.models.aggregate import AGGREGATIONS, reference
 from parallel_epochs.models.aggregate.reference import aggregate
-from parallel_epochs.models.networks.graph_model import GraphModel
-from parallel_epochs.models.networks.heads import POOLS
-from parallel_epochs.models.networks.options import DeeperGCNOptions, ModelOptions, PyGOptions
-from parallel_epochs.models.networks.pyg import ACTIVATIONS
-from parallel_epochs.models.networks.virtual import VIRTUAL_NODES
-from parallel_epochs.models.residual import BLOCKS, NORMS
-from parallel_epochs.pipeline.gnn.config import MODELS
 from tests.helpers.graphs import random_graph
 from tests.helpers.running import ROOT
 
@@ -108,15 +98,6 @@ def test_gradients_by_finite_differences(aggr):
         assert torch.autograd.gradcheck(f, (*tensors, t, p, y))
 
 
-def test_softmax_of_large_logits_is_finite():
-    x = torch.tensor([[1e4], [2e4], [3.0]], requires_grad=True)
-    for t in (5.0, -5.0):
-        out = aggregate(x, torch.tensor([[0, 1, 2], [2, 2, 2]]), t=t)
-        out.sum().backward()
-        assert torch.isfinite(out).all() and torch.isfinite(x.grad).all()
-        assert out[2].item() == pytest.approx(2e4 if t > 0 else 3.0)
-
-
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
 def test_blocks_of_destinations_change_nothing(aggr, monkeypatch):
     data = random_graph(50, 400, 0)
@@ -129,17 +110,6 @@ def test_blocks_of_destinations_change_nothing(aggr, monkeypatch):
             torch.testing.assert_close(aggregate(*args, aggr=aggr, t=0.5, p=2.0), whole)
     plain = aggregate(x, data.edge_index.as_tensor().long(), *args[2:], aggr=aggr, t=0.5, p=2.0)
     torch.testing.assert_close(plain, whole)
-
-
-def test_sums_of_16_bit_inputs_are_exact_in_32():
-    edges = torch.stack([torch.zeros(4096, dtype=torch.int64), torch.ones(4096, dtype=torch.int64)])
-    out = aggregate(torch.ones(2, 1, dtype=torch.bfloat16), edges, aggr="add", eps=0.0)
-    assert out.dtype == torch.bfloat16 and out[1].item() == 4096
-
-
-def test_an_unknown_aggregation_names_the_known_ones():
-    with pytest.raises(ValueError, match="aggr=median is unknown; choose one of softmax"):
-        aggregate(torch.ones(1, 1), torch.zeros(2, 0, dtype=torch.int64), aggr="median")
 
 
 OPTIONS = [
@@ -254,61 +224,6 @@ def test_parameter_counts_are_the_published_ones(name):
         assert sum(p.numel() for p in DeeperGCN(*sizes, **options).parameters()) == count
 
 
-@pytest.mark.parametrize("block", ["res+", "res", "plain", "dense"])
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_folded_edge_encoder_equals_the_unfolded(block, norm):
-    data = random_graph(40, 200, 0)
-    x = torch.cat([data.x, torch.nn.functional.one_hot(torch.arange(40) % 3, 3)], dim=1)
-    models = []
-    for fold in (True, False):
-        torch.manual_seed(0)
-        models.append(
-            DeeperGCN(
-                5,
-                8,
-                2,
-                3,
-                edge_dim=3,
-                num_categories=3,
-                block=block,
-                norm=norm,
-                dropout=0.0,
-                msg_norm=True,
-                learn_msg_scale=True,
-                fold_edge_encoder=fold,
-            ).double()
-        )
-    losses = [
-        model(x.double(), data.edge_index, data.edge_attr.double()).square().sum()
-        for model in models
-    ]
-    torch.testing.assert_close(*losses)
-    for loss in losses:
-        loss.backward()
-    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        # The bias before a batch norm has a gradient of 0, for both but for their rounding.
-        assert (a.grad - b.grad).norm() <= 1e-9 * b.grad.norm() + 1e-12 * models[
-            1
-        ].head.weight.grad.norm(), name
-
-
-def test_dropout_drops_in_training_only():
-    data = random_graph(40, 200, 0)
-    model = DeeperGCN(5, 8, 2, 3, dropout=0.5)
-    torch.manual_seed(0)
-    assert not torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
-    model.eval()
-    assert torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
-
-
-@pytest.mark.parametrize(
-    "block, out", [("res+", 6.0), ("res", 5.0), ("plain", 4.0), ("dense", [1.0, 4.0])]
-)
-def test_a_block_joins_the_output_of_a_layer_with_its_input(block, out):
-    found = BLOCKS[block](torch.ones(1, 1), lambda h: 2 * h + 1, lambda h: h + 1)
-    assert found.tolist() == [out if isinstance(out, list) else [out]]
-
-
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("block", ["res+", "dense"])
 def test_gradient_checkpointing_changes_no_bit(block, norm):
@@ -380,115 +295,6 @@ def test_res_plus_is_the_published_order():
     h = model.convs[0](model.node_encoder(data.x), index)
     h = h + model.convs[1](model.norms[0](h).relu(), index)
     torch.testing.assert_close(model(data.x, index), model.head(model.norms[1](h).relu()))
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(block="resnet"), "block=resnet is unknown; choose one of res+, res, plain, dense"),
-        (dict(aggr="median"), "aggr=median is unknown; choose one of softmax, softmax_sg, "),
-        (dict(norm="group"), "norm=group is unknown; choose one of layer, batch"),
-        (dict(norm=["layer"]), "norm=['layer'] is unknown"),
-        (dict(kernel="fast"), "kernel=fast is unknown; choose one of auto, fused, reference"),
-        *(
-            (({name: 0}), f"{name} must be at least 1, not 0")
-            for name in (
-                "in_channels",
-                "hidden_channels",
-                "out_channels",
-                "num_layers",
-                "num_mlp_layers",
-            )
-        ),
-        *(
-            (({name: -1}), f"{name} must be at least 0, not -1")
-            for name in ("edge_dim", "num_categories")
-        ),
-        *(
-            (({name: 2.5}), f"{name} must be an integer, not 2.5")
-            for name in (
-                "in_channels",
-                "hidden_channels",
-                "out_channels",
-                "num_layers",
-                "num_mlp_layers",
-                "edge_dim",
-                "num_categories",
-            )
-        ),
-        (dict(num_layers=True), "num_layers must be an integer, not True"),
-        *(
-            (({name: value}), f"{name} must be a finite number, not {value!r}")
-            for name in ("t", "p", "y", "dropout", "edge_dropout")
-            for value in (math.nan, math.inf, "1", None)
-        ),
-        *(
-            ({name: value}, f"{name} must be in [0, 1), not {value}")
-            for name in ("dropout", "input_dropout", "edge_dropout")
-            for value in (1.0, -0.1)
-        ),
-        (dict(p=0), "p must not be 0: the power mean divides by it"),
-        (dict(aggr="softmax_sg"), "aggr=softmax_sg has no gradient for t: set learn_t=false"),
-        *(
-            (({name: "false"}), f"{name} must be true or false, not 'false'")
-            for name in (
-                "learn_t",
-                "learn_p",
-                "learn_y",
-                "msg_norm",
-                "learn_msg_scale",
-                "gradient_checkpointing",
-                "fold_edge_encoder",
-            )
-        ),
-    ],
-)
-def test_impossible_models(options, message, monkeypatch):
-    monkeypatch.setattr(torch.nn, "Linear", None)  # nothing is created before all is checked
-    sizes = dict(in_channels=5, hidden_channels=8, out_channels=2, num_layers=2)
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        DeeperGCN(**{**sizes, **options})
-
-
-@pytest.mark.parametrize("module, name, options", MODELS.values(), ids=MODELS)
-def test_every_argument_of_a_model_has_one_description(module, name, options):
-    model = getattr(importlib.import_module(f"parallel_epochs.models.networks.{module}"), name)
-    is_shared = issubclass(model, GraphModel)
-    arguments = (
-        inspect.getdoc(GraphModel if is_shared else model).split("Args:\n")[1].split("\n\n")[0]
-    )
-    documented = re.findall(r"^    (\w+): ", arguments, flags=re.MULTILINE)
-    sizes = ["in_channels", "hidden_channels", "out_channels", "num_layers"]
-    assert documented == (sizes if is_shared else [*sizes, "options"])
-    own = inspect.getdoc(model)
-    assert not is_shared or re.search(rf"Its arguments are .*{options.__name__}`", own, re.DOTALL)
-    texts = {field.name: field.metadata["text"] for field in dataclasses.fields(options)}
-    assert {*inspect.signature(model).parameters} == {
-        *texts,
-        "in_channels",
-        "out_channels",
-    } and all(texts.values())
-
-
-def test_the_choices_of_options_are_those_of_the_code():
-    choices = {
-        field.name: field.metadata["allowed"].get("choices")
-        for kind in (DeeperGCNOptions, PyGOptions)
-        for field in dataclasses.fields(kind)
-    }
-    assert (
-        choices["block"] == tuple(BLOCKS)
-        and choices["aggr"] == AGGREGATIONS
-        and choices["pool"] == POOLS
-    )
-    assert choices["virtual_node"] == VIRTUAL_NODES and choices["activation"] == tuple(ACTIVATIONS)
-    assert choices["norm"] == (*NORMS, "none")
-    (kernels,) = (
-        field.metadata["allowed"]["choices"]
-        for field in dataclasses.fields(ModelOptions)
-        if field.name == "kernel"
-    )
-    assert kernels == KERNELS
 
 
 def test_a_model_takes_any_edge_index():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from parallel_epochs.models.networks.encoders import TypeEncoder, create_node_encoders, encode_nodes
+from parallel_epochs.models.networks.encoders import TypeEncoder
 from parallel_epochs.models.networks.pyg import PyGModel
 
 # The second and the third type share the column 3; the last type has none.
@@ -38,12 +38,6 @@ def test_each_node_is_encoded_by_the_map_of_its_type():
     assert all(parameter.grad is not None for parameter in encoder.parameters())
 
 
-def test_a_batch_may_lack_types_and_nodes():
-    encoder, x = TypeEncoder(COLUMNS, 6), typed_x()
-    torch.testing.assert_close(encoder(x[1:3]), encoder(x)[1:3])
-    assert encoder(x[:0]).shape == (0, 6)
-
-
 @pytest.mark.parametrize(
     "row",
     [[0, 0, 0, 0], [0, 1, 1, 0], [0, 0.5, 0.5, 0], [0, 2, 0, 0]],
@@ -56,33 +50,6 @@ def test_a_node_without_a_one_hot_type_is_an_error(row):
         ValueError, match=r"^node 4 has no one-hot type: the last 4 columns of x are \[0"
     ):
         TypeEncoder(COLUMNS, 6)(x)
-
-
-def test_a_models_node_encoder_has_a_map_for_each_type():
-    category_encoder, encoder = create_node_encoders(5, 4, 6, type_columns=COLUMNS)
-    assert category_encoder is None and isinstance(encoder, TypeEncoder)
-    torch.testing.assert_close(
-        encode_nodes(typed_x(), encoder, category_encoder), encoder(typed_x())
-    )
-    for given, message in (
-        (dict(num_categories=3), "type_columns has the columns of 4 node types, but x has num_c"),
-        (dict(tables=[2] * 5), "type_columns needs an x of numbers"),
-        (dict(in_channels=4), r"type_columns: node type 2 has the columns \[3, 5\), but x has 4"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            create_node_encoders(
-                **{
-                    "in_channels": 5,
-                    "num_categories": 4,
-                    "hidden_channels": 6,
-                    "type_columns": COLUMNS,
-                    **given,
-                }
-            )
-    with pytest.raises(ValueError, match=r"^x has shape \(8, 8\), but 4 node types were given"):
-        encoder(typed_x()[:, 1:])
-    with pytest.raises(ValueError, match="^type_columns is empty"):
-        TypeEncoder([], 6)
 
 
 @pytest.mark.parametrize("conv", ["GINEConv", "GatedGCNConv"])

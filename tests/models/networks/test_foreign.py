@@ -8,13 +8,10 @@ from parallel_epochs.models.networks import pyg as stacks
 from parallel_epochs.models.networks.custom import CustomModel
 from parallel_epochs.models.networks.foreign import ForeignError, naming_failures, try_forward
 from parallel_epochs.models.networks.pyg import PyGModel
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.run.errors import Stopped
-from tests.helpers import building as build, building as restore
-from tests.helpers.building import EvaluateConfig
 from tests.helpers.graphs import random_graph
 from tests.helpers.nets import Lazy, Net, Third, Weighted
-from tests.helpers.running import TOY, train
+from tests.helpers.running import TOY
 
 DATA = random_graph(60, 400, 0)
 # Convolutions, what they need, how edge features come to them, and whether blocks of nodes give what all do.
@@ -360,53 +357,3 @@ def test_a_batch_is_checked_as_the_tiny_graph_is():
         raise MemoryError
     with pytest.raises(Stopped), naming_failures("a model", x, edges, None):
         raise Stopped(0, "between two layers")
-
-
-def test_keywords_that_a_class_does_not_take(configure):
-    with pytest.raises(
-        ValueError,
-        match="^model.kwargs: tests.helpers.nets.Net takes no wdith; it takes in_channels, "
-        "out_channels, edge_dim, width, heads",
-    ):
-        build.open_graph(
-            configure(
-                *TOY[:5],
-                "model=custom",
-                "model.path=tests.helpers.nets.Net",
-                "model.kwargs={wdith: 3}",
-            )
-        )
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(
-            ["model=pyg", "model.kwargs.heads=2", "model.num_layers=2", "model.hidden_channels=8"],
-            marks=pytest.mark.slow,
-        ),
-        ["model=custom", "model.path=tests.helpers.nets.Net", "model.kwargs={width: 6}"],
-    ],
-    ids=["pyg", "custom"],
-)
-def test_trains_and_predicts_like_any_other(model, configure, tmp_path, caplog):
-    caplog.set_level("INFO")
-    summary = train(configure(*TOY[:5], *model, "train.epochs=3"), tmp_path / "run")
-    is_own = summary["kernel"] == "the model's own"
-    assert is_own == (model[0] == "model=custom") and "edge features: to " in caplog.text
-    scores = restore.evaluate(EvaluateConfig(run=str(tmp_path / "run")))
-    assert scores["valid"] == pytest.approx(summary["best_valid"], abs=1e-12)
-    scores = restore.evaluate(
-        EvaluateConfig(run=str(tmp_path / "run"), method="views", num_parts=2)
-    )
-    assert 0 < scores["valid"] < 1
-
-
-def test_lazy_layers_get_their_shapes_from_the_graph_and_the_same_weights_from_the_seed(configure):
-    config = configure("model=custom", "model.path=tests.helpers.nets.Lazy")
-    weights = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        model = build.build_model(config, DATA, NodeTask(DATA))
-        weights.append(model.model.lin.weight)
-    assert weights[0].shape == (2, 5) and torch.equal(*weights)

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 from parallel_epochs.models.networks.custom import CustomModel
-from parallel_epochs.models.networks.foreign import ForeignError, tiny_typed_graph, try_forward
+from parallel_epochs.models.networks.foreign import tiny_typed_graph, try_forward
 from parallel_epochs.models.networks.hetero import HeteroView, make_schema
 
 TYPES = ["user", "item", "tag"]
@@ -106,53 +106,3 @@ def test_outputs_and_gradients_are_those_of_the_model_alone(name):
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         assert one is None or torch.allclose(one, other, atol=1e-6)
-
-
-def test_without_labels_every_type_has_rows():
-    model = custom("ToHetero", schema=NAMES | {"labelled": None})
-    inputs = tiny_typed_graph(ENDS, 3, 7, 2)
-    data, nodes = by_hand(*inputs)
-    out, plain = model(*inputs), model.model(data.x_dict, data.edge_index_dict)
-    for name in ("user", "item", "tag"):
-        torch.testing.assert_close(out[nodes[name]], plain[name])
-
-
-def test_a_class_may_read_the_relation_itself():
-    model, inputs = custom("Plain"), tiny_typed_graph(ENDS, 3, 7, 2)
-    assert not model.takes_dicts and model.model.weight.shape == (3,)
-    assert model(*inputs).shape == (len(inputs[0]), 2)
-
-
-@pytest.mark.parametrize(
-    "name, options, error",
-    [
-        ("Unaware", {}, "would read the number of an edge's relation as a feature"),
-        (
-            "ToHetero",
-            {"schema": None},
-            "takes x_dict and edge_index_dict, and this graph has one type of nodes",
-        ),
-        (
-            "Missing",
-            {},
-            "Missing returns a dict of item; it must return a dict with a tensor for user",
-        ),
-        ("Hgt", {"schema": NAMES | {"labelled": None}}, "kwargs: .*refuses|KeyError|fails on"),
-        (
-            "Narrow",
-            {},
-            r"Narrow returns \[4, 1\] for 4 nodes of the type user; it must return \[num_nodes, 2\]",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(name, options, error):
-    with pytest.raises((ValueError, ForeignError), match=error):
-        custom(name, **options)
-
-
-def test_the_tiny_graph_has_every_type_and_relation():
-    x, edge_index, edge_attr = tiny_typed_graph(ENDS, 3, 7, 2)
-    types, relation = x[:, 4:].argmax(1), edge_attr[:, 0].long()
-    assert types.unique().tolist() == [0, 1, 2] and relation.unique().tolist() == [0, 1, 2]
-    assert torch.equal(types[edge_index].t(), torch.tensor(ENDS)[relation])
-    assert bool((edge_index[1].diff() >= 0).all()) and edge_index.max() < len(x)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch_geometric import nn as pyg
 
-from parallel_epochs.models.networks.foreign import NUM_EDGES, LargestOfEdges
 from parallel_epochs.models.networks.propagation import (
     NormalizedAdjacency,
     correct,
@@ -113,20 +112,3 @@ def test_correct_and_smooth_is_pygs(alphas, adjacency):
         theirs(probabilities, y[mask], mask, edge_index),
     )
     assert torch.equal(probabilities, given)
-
-
-def test_predictions_without_an_error_stay_as_they_are(adjacency):
-    _, _, y, mask = graph()
-    exact = torch.eye(NUM_CLASSES)[y]
-    assert torch.equal(correct(adjacency, exact, y, mask, 0.8, NUM_STEPS), exact)
-
-
-def test_nothing_of_edges_times_classes_is_allocated():
-    edge_index, probabilities, y, mask = graph(NUM_EDGES)
-    adjacency = NormalizedAdjacency(edge_index, NUM_NODES)
-    with LargestOfEdges() as largest:
-        smooth(adjacency, correct(adjacency, probabilities, y, mask, 0.8, 2), y, mask, 0.8, 2)
-    assert largest.bytes == 0
-    with LargestOfEdges() as largest:
-        pyg.LabelPropagation(2, 0.8)(probabilities, edge_index)
-    assert largest.bytes >= 4 * NUM_EDGES * NUM_CLASSES

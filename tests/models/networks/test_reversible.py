@@ -119,16 +119,6 @@ def test_a_thousand_layers_give_the_gradients_of_plain_autograd(num_layers, stre
     assert worst <= 1e-4 if stream == torch.float64 else worst > 1e-4  # why the stream is float64
 
 
-def test_what_is_frozen_gets_no_gradient():
-    models = [build(3, reversible=flag) for flag in (True, False)]
-    for model in models:
-        model.node_encoder.requires_grad_(False)
-        model.branches[2].requires_grad_(False)
-    ours, plain = (with_gradients(model) for model in models)
-    assert all(torch.equal(ours[name], plain[name]) for name in plain)
-    assert models[0].branches[2].norm.weight.grad is None
-
-
 def test_backward_may_be_called_again():
     model = build(3)
     loss = model(DATA.x, DATA.edge_index, DATA.edge_attr).square().sum()
@@ -178,28 +168,3 @@ def test_forward_keeps_the_same_of_any_number_of_layers():
         )
     )
     assert few == many < 0.1 * plain
-
-
-@pytest.mark.slow
-def test_a_compiled_model_runs_as_it_is():
-    torch._dynamo.reset()
-    model, arguments = build(2).eval(), (DATA.x, DATA.edge_index.as_tensor().long(), DATA.edge_attr)
-    expected = model(*arguments)
-    compiled = torch.compile(model, backend="aot_eager")
-    torch.testing.assert_close(compiled(*arguments), expected)
-    compiled(*arguments).sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(num_groups=1), "num_groups must be at least 2, not 1"),
-        (dict(num_groups=5), "hidden_channels=24 is not a multiple of num_groups=5"),
-        (dict(tied=1), "tied must be true or false, not 1"),
-        (dict(aggr="median"), "aggr=median is unknown; choose one of"),
-    ],
-)
-def test_impossible_models(options, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        build(2, **options)

@@ -49,33 +49,6 @@ def test_a_graph_of_a_union_is_alone_with_its_virtual_node(block):
     torch.testing.assert_close(union, torch.cat(apart), rtol=1e-4, atol=1e-5)
 
 
-def test_recomputation_changes_no_bit():
-    grads = []
-    for checkpointing in (False, True):
-        model = build(gradient_checkpointing=checkpointing, dropout=0.5)
-        torch.manual_seed(1)
-        model(DATA.x, DATA.edge_index, DATA.edge_attr).square().sum().backward()
-        grads.append([p.grad for p in model.parameters()])
-    assert all(map(torch.equal, *grads)) and len(grads[0]) > 30
-
-
-def test_what_no_virtual_node_can_be():
-    with pytest.raises(
-        ValueError, match="^virtual_node=add needs layers of one width, but block=dense"
-    ):
-        build(block="dense")
-    with pytest.raises(
-        ValueError, match="^virtual_node=max is unknown; choose one of none, add, mean"
-    ):
-        build(virtual_node="max")
-    model = build(norm="batch")
-    with pytest.raises(
-        ValueError, match="batch norm needs several virtual nodes, .* set model.norm=layer"
-    ):
-        model(DATA.x, DATA.edge_index, DATA.edge_attr)
-    model.eval()(DATA.x, DATA.edge_index, DATA.edge_attr)
-
-
 def test_rows_are_repeated_on_a_gpu_as_on_the_cpu():
     """Its gradient is a sum over segments there; the second graph has no node."""
     ptr = torch.tensor([0, 3, 3, 7])

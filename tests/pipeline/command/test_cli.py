@@ -98,7 +98,7 @@ def test_options_of_the_model_are_those_of_its_constructor(name, model):
         "type_columns",
         "pool",
         "kernel",
-    } | ({"fold_edge_encoder"} if name == "deepergcn" else set())
+    }
 
 
 def test_choices_of_the_kernel_are_those_of_the_layers():

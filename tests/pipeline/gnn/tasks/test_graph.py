@@ -235,7 +235,6 @@ def test_a_batch_is_predicted_and_learned_as_by_pygs_layers_and_ogbs_encoders(ke
         (DeeperGCN, {"virtual_node": "add"}),
         (DeeperGCN, {"virtual_node": "mean"}),
         (DeeperGCN, {"block": "dense"}),
-        (DeeperGCN, {"fold_edge_encoder": False}),
         (RevGNN, {}),
     ],
 )
@@ -268,18 +267,6 @@ def test_graphs_of_a_batch_know_nothing_of_each_other(kind, options, pool, molec
     torch.testing.assert_close(
         model(alone[0].x, alone[0].edge_index, alone[0].edge_attr), each[0]
     )  # one graph: no ptr
-
-
-def test_folded_tables_are_those_that_are_looked_up(molecules):
-    batch = select_graphs(molecules, torch.arange(10))
-    outputs = []
-    for folded in (True, False):
-        model = build_molecules(fold_edge_encoder=folded)
-        out = model(batch.x, batch.edge_index, batch.edge_attr, ptr=batch.ptr)
-        out.sum().backward()
-        outputs.append((out, model.edge_lins[2].weight.grad))
-    for a, b in zip(*outputs):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_a_category_outside_of_its_table_is_refused():
