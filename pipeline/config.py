@@ -159,7 +159,7 @@ class RunConfig:
             for name in ("data.propagate", "data.summaries")
         ),
         *(
-            Rule({"data.device": ("cuda", "pinned")}, name, allowed, why)
+            Rule({"data.device": ("cuda",)}, name, allowed, why)
             for name, allowed, why in (
                 ("trainer.name", ("gnn",), "other trainers make no batches of a graph"),
                 ("data.on_disk", (False,), "a graph on the disk is read by the CPU"),

@@ -35,45 +35,28 @@ KNOWLEDGE = [
 ]
 EDGES = ["data=edges", "data.path={folder}/edges.npy"]
 PROGRAMS = {
-    "clusters": ([*TOY, "train.epochs=6"], 9),
-    "clusters in bf16": ([*TOY, "train.epochs=6", "train.precision=bf16", "train.ema=0.9"], 9),
-    "clusters of the CPU": ([*TOY, "data.device=cpu"], 0),
-    "pinned features": ([*TOY, "data.device=pinned", "model=pyg", "model.conv=GATv2Conv"], 1),
-    "neighbors": ([*TOY, "loader=neighbor", "loader.batch_size=60"], 0),
-    "links": (
-        [
-            *EDGES,
-            "task=link",
-            "task.base=none",
-            "model.num_layers=2",
-            "model.hidden_channels=8",
-            "train.epochs=2",
-        ],
-        0,
-    ),
-    "graphs": (["model.virtual_node=add", "task.base=none", "train.epochs=2"], 0),
-    "vectors": (
-        [
-            *EDGES,
-            "trainer=node_embedding",
-            "trainer.dim=16",
-            "trainer.metric=auc",
-            "train.epochs=2",
-        ],
-        0,
-    ),
-    "knowledge": ([*KNOWLEDGE, "train.epochs=2"], 0),
-    "knowledge in parts": (
-        [
-            *KNOWLEDGE,
-            "trainer.loss=negatives",
-            "trainer.num_parts=4",
-            "trainer.batch_size=200",
-            "train.epochs=2",
-        ],
-        0,
-    ),
-    "layout": (["trainer=layout", "data=digits", "train.epochs=2"], 0),
+    "clusters": [*TOY, "data.device=auto", "train.precision=bf16", "train.ema=0.9"],
+    "clusters of the CPU": [*TOY, "model=pyg", "model.conv=GATv2Conv"],
+    "neighbors": [*TOY, "data.device=cuda", "loader=neighbor", "loader.batch_size=60"],
+    "links": [
+        *EDGES,
+        "data.device=cuda",
+        "task=link",
+        "task.base=none",
+        "model.num_layers=2",
+        "model.hidden_channels=8",
+        "train.epochs=2",
+    ],
+    "graphs": ["model.virtual_node=add", "task.base=none", "train.epochs=2"],
+    "knowledge": [*KNOWLEDGE, "train.epochs=2"],
+    "knowledge in parts": [
+        *KNOWLEDGE,
+        "trainer.loss=negatives",
+        "trainer.num_parts=4",
+        "trainer.batch_size=200",
+        "train.epochs=2",
+    ],
+    "layout": ["trainer=layout", "data=digits", "train.epochs=2"],
 }
 
 
@@ -84,10 +67,7 @@ def library(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_on_the_device(name, library, tmp_path):
-    overrides, replays = (
-        [text.format(folder=tmp_path) for text in PROGRAMS[name][0]],
-        PROGRAMS[name][1],
-    )
+    overrides = [text.format(folder=tmp_path) for text in PROGRAMS[name]]
     numpy.save(tmp_path / "edges.npy", numpy.random.default_rng(0).integers(0, 200, (1000, 2)))
     if name == "graphs":
         overrides = [*WRITE["graph"](tmp_path), *overrides]
@@ -114,7 +94,4 @@ def test_a_program_runs_on_the_device(name, library, tmp_path):
     counts = json.loads(result.stderr.splitlines()[-1])
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert counts["waits"] and summary["weights_sha256"]
-    assert counts.get("replayed", 0) >= replays and bool(counts.get("replayed")) == bool(replays), (
-        counts
-    )
-    assert counts.get("kernels") or name.startswith("knowledge")
+    assert counts.get("kernels") or name.startswith(("knowledge", "layout"))

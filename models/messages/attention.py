@@ -194,11 +194,6 @@ def _check(
             )
 
 
-def backend(message: Tensor, kernel: str = "auto", score: str = "gatv2") -> str:
-    """Name the implementation that :func:`attention` chooses for such messages, as "fused-cpu (avx512)"."""
-    return KERNEL.describe(_why_reference((message,), kernel, score), message.device.type)
-
-
 def _why_reference(tensors, kernel: str, score: str) -> str:
     """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
     return KERNEL.why_reference(

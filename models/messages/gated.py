@@ -1,7 +1,6 @@
 """Sums of gated messages, as :class:`models.convs.gated_conv.ResGatedGraphConv` needs them."""
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -50,7 +49,7 @@ class _SumGated(torch.autograd.Function):
             for tensor in (key, pair, attr, weight)
         ]
         out = torch.empty_like(given[0])
-        PASSES[key.device.type]("forward", given, structure.by_destination, pair.size(0), out)
+        _run("forward", given, structure.by_destination, pair.size(0), out)
         ctx.save_for_backward(*given)
         ctx.structure, ctx.dtypes = (
             structure,
@@ -63,7 +62,7 @@ class _SumGated(torch.autograd.Function):
     def backward(ctx, gradient):
         given = ctx.saved_tensors
         key, pair, attr, _ = given
-        run, gradient = PASSES[key.device.type], gradient.float().contiguous()
+        gradient = gradient.float().contiguous()
         grads = [
             torch.empty_like(key),
             torch.empty_like(pair),
@@ -71,7 +70,7 @@ class _SumGated(torch.autograd.Function):
         ]
         structure = ctx.structure
         grads.append(
-            run(
+            _run(
                 "destination",
                 given,
                 structure.by_destination,
@@ -81,14 +80,14 @@ class _SumGated(torch.autograd.Function):
                 grads[2],
             )
         )
-        run("source", given, structure.by_source, key.size(0), grads[1], gradient)
+        _run("source", given, structure.by_source, key.size(0), grads[1], gradient)
         return *(
             None if grad is None else grad.to(dtype)
             for grad, dtype in zip(grads, ctx.dtypes, strict=True)
         ), None
 
 
-def _run_on_cpu(
+def _run(
     name: str,
     given,
     order,
@@ -148,7 +147,3 @@ def _run_on_cpu(
             "sorted: make a new EdgeIndex of the right edges"
         )
     return None if parts is None else parts.sum(0).t()
-
-
-# Functions that run a pass, by type of device.
-PASSES: dict[str, Callable] = {"cpu": _run_on_cpu}

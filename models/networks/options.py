@@ -38,7 +38,7 @@ def option(default: object, text: str, *, is_key: bool = True, **allowed: Any) -
     Args:
         text: what the value is.
         is_key: whether it is a key of a run. Otherwise it depends on the graph, or has a key elsewhere.
-        allowed: `choices`; `minimum` and `above`, the least value and a bound that is not allowed itself; `below`;
+        allowed: `choices`; `minimum`, the least value; `below`, a bound that is not allowed itself;
             `when`, the values of other options with which this one has an effect.
     """
     return field(default=default, metadata={"text": text, "is_key": is_key, "allowed": allowed})
@@ -422,6 +422,15 @@ def check_options(options: Any, given: Mapping[str, Any]) -> None:
             _check_integer(name, given[name], 1)
     for declared in fields(options):
         _check_value(declared, given[declared.name])
+    if not given.get("encode_x", True):
+        columns = given["in_channels"] + given["num_categories"]
+        if given["node_tables"] is not None or given["type_columns"] is not None:
+            raise ValueError("encode_x=false needs an x of numbers, and nodes of one type")
+        if columns != given["hidden_channels"]:
+            raise ValueError(
+                f"encode_x=false needs an x of hidden_channels={given['hidden_channels']} columns, but x "
+                f"has {columns}"
+            )
     if isinstance(options, ModelOptions):
         _check_together(given)
 
@@ -446,8 +455,6 @@ def _check_value(declared: Field, value: Any) -> None:
             raise ValueError(
                 f"{name} must be in [{allowed['minimum']}, {allowed['below']}), not {value}"
             )
-        if "above" in allowed and value <= allowed["above"]:
-            raise ValueError(f"{name} must be more than {allowed['above']}, not {value}")
 
 
 def _check_together(options: Mapping[str, Any]) -> None:
@@ -457,12 +464,6 @@ def _check_together(options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"virtual_node={options['virtual_node']} needs layers of one width, but block=dense has wider "
             "and wider ones: choose block=res+, res or plain"
-        )
-    columns = options["in_channels"] + options["num_categories"]
-    if not options.get("encode_x", True) and columns != options["hidden_channels"]:
-        raise ValueError(
-            f"encode_x=false needs an x of hidden_channels={options['hidden_channels']} columns, but x "
-            f"has {columns}"
         )
     if options["p"] == 0:
         raise ValueError("p must not be 0: the power mean divides by it")

@@ -111,8 +111,6 @@ class PyGModel(torch.nn.Module):
     ):
         super().__init__()
         kernel, columns = options.kernel, (options.node_tables, options.type_columns)
-        if not options.encode_x:
-            _check_unencoded(in_channels + options.num_categories, hidden_channels, *columns)
         kind, given = choose_class(find(options.conv), kernel), dict(options.kwargs or {})
         self.title = f"{num_layers} layers of {options.conv} x {hidden_channels} channels"
         self.category_encoder: torch.nn.Linear | None = None
@@ -429,25 +427,6 @@ def create_edge_columns(
     if encoded:
         return create_edge_encoder(edge_dim or 1, encoded, tables if edge_dim else [1]), encoded
     return (None, edge_dim) if tables is None else (OneHot(tables), sum(tables))
-
-
-def _check_unencoded(
-    num_columns: int,
-    hidden_channels: int,
-    node_tables: Sequence[int] | None,
-    type_columns: Sequence | None,
-) -> None:
-    if type_columns is not None:
-        raise ValueError(
-            "encode_x=false needs nodes of one type, but the nodes of each type have columns of their own"
-        )
-    if node_tables is not None:
-        raise ValueError("encode_x=false needs an x of numbers, but x holds categories")
-    if num_columns != hidden_channels:
-        raise ValueError(
-            f"encode_x=false needs an x of hidden_channels={hidden_channels} columns, but x has "
-            f"{num_columns}"
-        )
 
 
 def create_norm(name: str, channels: int) -> torch.nn.Module:

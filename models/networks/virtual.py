@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from parallel_epochs.models.networks.heads import graph_of, reduce_graphs
 from parallel_epochs.models.residual import NORMS
 
-VIRTUAL_NODES = ("none", "add", "mean")
-
 
 class VirtualNode(torch.nn.Module):
     """Virtual nodes with an MLP in front of every layer except the first, as in OGB's models of ogbg-molpcba.

@@ -106,10 +106,9 @@ class DataConfig:
     )
     device: str = key(
         "cpu",
-        "Experimental: where the graph lies while batches are made on a GPU. cuda: on the GPU. pinned: its structure on "
-        "the GPU, its features in page-locked memory. cpu: in the machine's memory. auto: the first of "
-        "these that fits beside the model.",
-        choices=("auto", "cpu", "cuda", "pinned"),
+        "Experimental: where the graph lies while batches are made. cuda: on the GPU, which makes "
+        "them. cpu: in the machine's memory. auto: on the GPU if it fits beside the model.",
+        choices=("auto", "cpu", "cuda"),
         changes_numbers=False,
         when={"trainer.name": ("gnn",)},
     )

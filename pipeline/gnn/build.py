@@ -71,7 +71,7 @@ def check(config: GNNConfig) -> None:
     kind_of(config).check()
     LOADERS[config.loader.name].check(config)
     machine = estimate.machine_of(config)
-    if config.data.device in ("cuda", "pinned") and not machine.on_gpu:
+    if config.data.device == "cuda" and not machine.on_gpu:
         raise ValueError(
             f"data.device={config.data.device} needs a GPU that trains; this run has device="
             f"{config.device}{'' if config.device == 'cpu' else ', and torch sees no GPU here'}. Leave it "

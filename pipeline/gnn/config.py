@@ -574,7 +574,7 @@ RULES = (
         )
     ),
     Rule(
-        {"data.device": ("cuda", "pinned"), "loader.name": ("neighbor",)},
+        {"data.device": ("cuda",), "loader.name": ("neighbor",)},
         "loader.backend",
         ("native",),
         "PyG draws on the CPU",

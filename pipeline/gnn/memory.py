@@ -269,11 +269,7 @@ def _bytes_on_gpu(setup: Setup) -> float:
     if setup.put is not None:
         return setup.bytes_on_gpu
     size = resident.bytes_of(setup.data)
-    return (
-        size
-        if setup.config.data.device != "pinned" and size <= machine_of(setup.config).budget / 2
-        else 0
-    )
+    return size if size <= machine_of(setup.config).budget / 2 else 0
 
 
 def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> float:

@@ -1,8 +1,6 @@
 """Decides where the graph of a run lies while batches are made, on the GPU or not, and reports the memory it takes."""
 
-import importlib.util
 import logging
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,48 +12,10 @@ from parallel_epochs.pipeline.gnn.estimate import machine_of
 from parallel_epochs.pipeline.gnn.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.loaders.snapshots import MOST_KEPT, num_snapshots
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.graph.resident import KEYS, bytes_of, put_on
-from parallel_epochs.pipeline.names import SNAPSHOT
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.graph.resident import bytes_of, put_on
+from parallel_epochs.pipeline.run.memory import format_bytes
 
 log = logging.getLogger(__name__)
-
-# These matrices may stay in page-locked memory.
-FAR = ("x", "edge_attr")
-
-
-@dataclass(frozen=True)
-class Room:
-    """The memory for a graph.
-
-    Attributes:
-        gpu: bytes that are left on the GPU.
-        host: bytes that a rank may lock in the machine's memory.
-        text: says how `gpu` was found.
-    """
-
-    gpu: float
-    host: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Where a graph lies.
-
-    Attributes:
-        name: "cuda", "pinned" or "cpu".
-        text: says so in the log, with the numbers.
-        size: bytes on the GPU.
-        far: keys of the matrices in page-locked memory.
-        num_near: rows of a far ``x`` that the GPU holds as well.
-    """
-
-    name: str
-    text: str
-    size: int = 0
-    far: tuple[str, ...] = ()
-    num_near: int = 0
 
 
 def place(setup: Setup, *, trains: bool) -> None:
@@ -70,22 +30,16 @@ def place(setup: Setup, *, trains: bool) -> None:
     if reason := why_cpu(setup.config, setup.data):
         log.info("data.device=%s: the CPU makes the batches, as %s", asked, reason)
         return
-    found = plan(
-        asked,
-        setup.data,
-        room_of(setup, trains),
-        has_triton=importlib.util.find_spec("triton") is not None,
-    )
-    log.log(
-        logging.WARNING if asked not in ("auto", found.name) else logging.INFO,
-        "data.device=%s: %s",
-        asked,
-        found.text,
-    )
-    if found.name != "cpu":
-        setup.put = partial(put_on, device=device, far=found.far, num_near=found.num_near)
-        setup.bytes_on_gpu = found.size
-        setup.loader.place(setup.put)
+    size, (room, text) = size_of(setup.data), room_of(setup, trains)
+    text = f"the graph takes {format_bytes(size)}, and {format_bytes(room)} are left on the GPU: {text}"
+    if size > room:
+        level = logging.WARNING if asked == "cuda" else logging.INFO
+        log.log(level, "data.device=%s: the CPU makes the batches, as %s", asked, text)
+        return
+    log.info("data.device=%s: the GPU makes the batches, as %s", asked, text)
+    setup.put = partial(put_on, device=device)
+    setup.bytes_on_gpu = size
+    setup.loader.place(setup.put)
 
 
 def report(setup: Setup) -> None:
@@ -107,8 +61,8 @@ def why_cpu(config: GNNConfig, data: Data) -> str:
     return "loader.backend=pyg draws there" if by_pyg else ""
 
 
-def room_of(setup: Setup, trains: bool) -> Room:
-    """Find the memory that training and evaluation, or a prediction, leave to the graph."""
+def room_of(setup: Setup, trains: bool) -> tuple[float, str]:
+    """Return the bytes that training and evaluation, or a prediction, leave to the graph, and how they were found."""
     machine = machine_of(setup.config)
     free, total = torch.cuda.mem_get_info(setup.device)
     # Torch keeps what tensors of before have left.
@@ -126,53 +80,10 @@ def room_of(setup: Setup, trains: bool) -> Room:
     else:
         beside = limit / 2
         text += ", and half of it is for the model, whose needs are not known beforehand"
-    return Room(max(limit - beside, 0), 0.8 * machine_memory() / machine.num_ranks, text)
+    return max(limit - beside, 0), text
 
 
-def plan(asked: str, data: Data, room: Room, *, has_triton: bool) -> Plan:
-    """Decide where a graph lies: all of it on the GPU, only its structure there, or nothing.
-
-    Args:
-        asked: data.device: "auto", "cuda" or "pinned".
-    """
-    size, held = size_of(data), f"{format_bytes(room.gpu)} are left on the GPU: {room.text}"
-    if asked != "pinned" and size <= room.gpu:
-        return Plan(
-            "cuda",
-            f"the graph, {format_bytes(size)}, lies on the GPU, which makes the batches; {held}",
-            size,
-        )
-    far = tuple(key for key in FAR if data.get(key) is not None and data[key].numel())
-    locked, text = size_of(data, far), f"the graph takes {format_bytes(size)}, and {held}"
-    # Torch's allocator of locked memory takes powers of two.
-    taken = sum(1 << (size_of(data, (key,)) - 1).bit_length() for key in far)
-    structure, reason = size - locked, ""
-    if structure > room.gpu:
-        reason = f"its structure alone takes {format_bytes(structure)}"
-    elif taken > room.host:
-        reason = f"a rank may lock {format_bytes(room.host)} of the machine's memory, not {format_bytes(taken)}"
-    elif far and not has_triton:
-        reason = "the GPU reads locked memory by a kernel in Triton, which is not installed"
-    if reason:
-        return Plan("cpu", f"{text}. The CPU makes the batches, as {reason}")
-    num_near = each = 0
-    if "x" in far and SNAPSHOT not in data:
-        each = data.x.size(1) * data.x.element_size()
-        num_near = int(
-            min(max(room.gpu - structure - 4 * data.num_nodes, 0) // each, data.num_nodes)
-        )
-    return Plan(
-        "pinned",
-        f"{text}. Its structure lies on the GPU, which makes the batches and reads the features, "
-        f"{format_bytes(locked)}, from page-locked memory; it also holds those of {num_near:,} of "
-        f"{data.num_nodes:,} nodes",
-        structure + num_near * each,
-        far,
-        num_near,
-    )
-
-
-def size_of(data: Data, keys: tuple[str, ...] = KEYS) -> int:
+def size_of(data: Data) -> int:
     """Return the bytes of a graph on a device; of one with snapshots, those of all that are kept."""
     times = max(num_snapshots(data), 1)
-    return bytes_of(data, keys) * (times if times * data.num_edges <= MOST_KEPT else 1)
+    return bytes_of(data) * (times if times * data.num_edges <= MOST_KEPT else 1)

@@ -181,9 +181,7 @@ def _build_predictor_of(
         # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
         whole = copy.copy(data)
         if data is loader.data:  # what lies on the GPU is not copied there again
-            whole.update(
-                {key: value for key, value in loader.graph.to_dict().items() if key != "held"}
-            )
+            whole.update(loader.graph.to_dict())
         if not getattr(model, "takes_int32_edges", False):
             whole.edge_index = whole.edge_index.long()
         return whole

@@ -66,7 +66,9 @@ def attach(
             and position.dtype == torch.int64
         )
         out.edge_attr = (
-            gather(data.edge_attr, position) if native else take_rows(data, "edge_attr", position)
+            gather(data.edge_attr, position)
+            if native
+            else data["edge_attr"].index_select(0, position)
         )
     return attach_nodes(out, data, nodes)
 
@@ -83,17 +85,11 @@ def attach_nodes(batch: Data, data: Data, nodes: Tensor, x: Tensor | None = None
         if key == "x" and x is not None:
             batch.x = x
         elif data.get(key) is not None:
-            batch[key] = take_rows(data, key, nodes)
+            batch[key] = data[key].index_select(0, nodes)
     for key in GRAPH_KEYS:
         if key in data:
             batch[key] = data[key]
     return batch
-
-
-def take_rows(data: Data, key: str, rows: Tensor) -> Tensor:
-    """Gather rows of a graph's tensor, also where it lies in memory that a device reads from afar."""
-    held = data.get("held") or {}
-    return held[key].take(rows) if key in held else data[key].index_select(0, rows)
 
 
 def induce_sorted(

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.edge_index import fill_csr, from_csc
 from parallel_epochs.pipeline.graph.edges import expand_ranges
 from parallel_epochs.pipeline.graph.partition import Partition
-from parallel_epochs.pipeline.graph.subgraph import induce_with_torch, take_rows
+from parallel_epochs.pipeline.graph.subgraph import induce_with_torch
 from parallel_epochs.pipeline.names import MASKS
 
 
@@ -77,10 +77,10 @@ def _select_with_torch(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
     edge_index, edges = induce_with_torch(data.edge_index, nodes)
     attributes = {key: data[key].index_select(0, graphs) for key in ("y", *MASKS)}
     if data.edge_attr is not None:
-        attributes["edge_attr"] = take_rows(data, "edge_attr", edges)
+        attributes["edge_attr"] = data["edge_attr"].index_select(0, edges)
     return Data(
         edge_index=edge_index,
-        x=take_rows(data, "x", nodes),
+        x=data["x"].index_select(0, nodes),
         n_id=nodes,
         num_nodes=len(nodes),
         ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),

@@ -244,7 +244,6 @@ ROWS: tuple[Row, ...] = (
     _test("kernels of sums", "triton_cases.py", "nothing_to_aggregate"),
     _test("kernels of attention", "triton_attention_cases.py", "graphs_without_edges"),
     _test("kernels of messages", "triton_messages_cases.py", "ties_divide"),
-    _test("kernels of rows far away", "triton_gather_cases.py", "no_rows"),
     Row(
         "training, stopping and resuming",
         "step",

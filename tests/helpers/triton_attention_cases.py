@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from parallel_epochs.models import structure
 from parallel_epochs.models.aggregate import gpu
 from parallel_epochs.models.messages import attention_fused, attention_ops, gpu_attention
-from parallel_epochs.models.messages.attention import SCORES, attention, backend
+from parallel_epochs.models.messages.attention import SCORES, attention
 from tests.helpers.operators import opcheck
 from tests.helpers.triton_process import choose_device, more
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
@@ -186,4 +186,3 @@ def test_tensors_on_a_gpu_choose_these_kernels(dtype, monkeypatch):
         out = attention(**tensors, edge_index=edge_index, score="gatv2", kernel="fused")
         assert seen == [dtype] and attention_ops.needs_sources("gatv2", tensors["message"], None)
         assert out.is_cuda and out.dtype == dtype and out.shape == (4, 2, 3)
-        assert backend(tensors["message"]).startswith("fused-gpu (triton ")

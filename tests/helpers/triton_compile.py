@@ -8,9 +8,7 @@ Without arguments everything is compiled; the slow suite compiles `some` of it, 
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import torch
 import triton
@@ -18,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
-from parallel_epochs.models.kernels import gather, sorting
+from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.messages import gpu_attention, gpu_messages
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.messages.scores import SCORES
@@ -163,21 +161,6 @@ def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index
     )
 
 
-def compile_gather(columns, dtype, *, num_near):
-    print(f"gather, {columns} columns, {dtype}, {num_near} near rows")
-    near, slot = (
-        (torch.zeros(num_near, columns, dtype=dtype), torch.zeros(9, dtype=torch.int32))
-        if num_near
-        else (None, None)
-    )
-    kernel = gather.gather
-    with mock.patch.object(gather, "gather", mock.MagicMock()) as launched:
-        launched.__getitem__ = lambda _, grid: partial(compile_launch, kernel, grid, num_warps=4)
-        gather.gather_rows(
-            torch.zeros(9, columns, dtype=dtype), near, slot, torch.zeros(5, dtype=torch.int64)
-        )
-
-
 if __name__ == "__main__":
     gpu.register(
         "cpu"
@@ -195,8 +178,6 @@ if __name__ == "__main__":
         compile_problem("softmax", 64, 8)
         compile_problem("max", 64, 0)
         compile_problem("softmax", 130, 8, need_attr=True, dtype=torch.bfloat16)
-        compile_gather(100, torch.float32, num_near=4)
-        compile_gather(8, torch.bfloat16, num_near=0)
     if chosen == "some":
         sys.exit()
     for score in SCORES:

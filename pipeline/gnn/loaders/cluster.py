@@ -174,9 +174,7 @@ class ClusterLoader:
                 None if self._partitioner is None else self._partitioner.cache,
             )
             device = self.graph.edge_index.device
-            batch.update(
-                {key: value for key, value in self.graph.to_dict().items() if key != "held"}
-            )
+            batch.update(self.graph.to_dict())
             batch.edge_index = keep_both_orders(self.data.edge_index, cache).to(device)
             batch.n_id = torch.arange(self.data.num_nodes, device=device)
             self._whole = self._finish(batch, 0)

@@ -9,6 +9,7 @@ from parallel_epochs.models.networks.custom import CustomModel
 from parallel_epochs.models.networks.foreign import ForeignError, naming_failures, try_forward
 from parallel_epochs.models.networks.pyg import PyGModel
 from parallel_epochs.pipeline.run.errors import Stopped
+from tests.helpers import building as build
 from tests.helpers.graphs import random_graph
 from tests.helpers.nets import Lazy, Net, Third, Weighted
 from tests.helpers.running import TOY

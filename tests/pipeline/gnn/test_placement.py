@@ -5,14 +5,11 @@ import torch
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.gnn import estimate, memory, placement
-from parallel_epochs.pipeline.gnn.placement import Room, plan
-from parallel_epochs.pipeline.graph.resident import KEYS, bytes_of, most_used, put_on
+from parallel_epochs.pipeline.graph.resident import KEYS, bytes_of, put_on
 from parallel_epochs.pipeline.training import check
 from tests.helpers.building import open_graph
 from tests.helpers.graphs import random_graph
 from tests.helpers.running import TOY
-
-TEXT = "8 GB may be used"
 
 
 @pytest.fixture
@@ -22,67 +19,24 @@ def data():
     return data
 
 
-def test_a_graph_that_fits_lies_on_the_gpu(data):
-    size = bytes_of(data)
-    assert size == sum(
+def test_the_bytes_of_a_graph(data):
+    assert bytes_of(data) == sum(
         put_on(data, torch.device("cpu"))[key].nbytes
         for key in KEYS
         if key in data and key != "edge_index"
     ) + 4 * (2 * data.num_edges + 1001)
-    found = plan("auto", data, Room(size, 0, TEXT), has_triton=True)
-    assert (found.name, found.far, found.size) == ("cuda", (), size)
-    assert "lies on the GPU" in found.text and TEXT in found.text
-
-
-@pytest.mark.parametrize("asked", ["auto", "cuda"])
-def test_features_that_do_not_fit_lie_in_locked_memory(data, asked):
-    far = bytes_of(data, ("x", "edge_attr"))
-    structure, host = bytes_of(data) - far, 2**17 + 2**19  # of 100,000 and 480,000 bytes
-    assert plan(asked, data, Room(structure + 4_000, host - 1, TEXT), has_triton=True).name == "cpu"
-    found = plan(asked, data, Room(structure + 4_000 + 100 * 10 + 99, host, TEXT), has_triton=True)
-    assert (found.name, found.far, found.num_near, found.size) == (
-        "pinned",
-        ("x", "edge_attr"),
-        10,
-        structure + 1000,
-    )
-    assert "10 of 1,000 nodes" in found.text
-    assert plan("pinned", data, Room(1e12, host, TEXT), has_triton=True).num_near == 1000
-
-
-@pytest.mark.parametrize(
-    "gpu, host, has_triton, reason",
-    [
-        (1000, 1e9, True, "its structure alone takes"),
-        (1, 1000, True, "may lock 1 kB of the machine's memory"),
-        (1, 1e9, False, "a kernel in Triton, which is not installed"),
-    ],
-)
-def test_what_fits_nowhere_else_is_drawn_by_the_cpu(data, gpu, host, has_triton, reason):
-    structure = bytes_of(data) - bytes_of(data, ("x", "edge_attr"))
-    found = plan(
-        "cuda", data, Room(gpu if gpu == 1000 else structure, host, TEXT), has_triton=has_triton
-    )
-    assert found.name == "cpu" and reason in found.text and TEXT in found.text
-
-
-def test_the_rows_of_the_nodes_that_most_edges_leave_are_near():
-    data = random_graph(50, 400, 0, symmetric=False)
-    degree = torch.bincount(data.edge_index.as_tensor()[0], minlength=50)
-    nodes = most_used(data, 5)
-    assert torch.equal(degree[nodes], degree.sort(descending=True).values[:5])
 
 
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (["data.device=gpu"], "data.device=gpu is unknown; choose one of auto, cpu, cuda, pinned"),
+        (["data.device=gpu"], "data.device=gpu is unknown; choose one of auto, cpu, cuda"),
         (
             ["data.device=cuda", "device=cpu"],
             "data.device=cuda needs a GPU that trains; this run has device=cpu",
         ),
         (
-            ["data.device=pinned"],
+            ["data.device=cuda"],
             "needs a GPU that trains; this run has device=auto, and torch sees no GPU here",
         ),
         (["data.device=cuda", "data.on_disk=true"], "needs on_disk=false|needs data.on_disk=false"),
@@ -153,7 +107,7 @@ def test_what_other_programs_use_is_not_there(gpu, opened, free, overrides, monk
     assert setup.put is None and caplog.records[-1].levelname == "WARNING"
     assert "10 kB are left on the GPU" in caplog.text
     assert "of the GPU's 8 GB are free, as other programs or ranks use the rest" in caplog.text
-    assert "The CPU makes the batches, as its structure alone takes" in caplog.text
+    assert "the CPU makes the batches, as the graph takes" in caplog.text
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -161,16 +115,12 @@ def test_the_loader_is_placed_once(opened, trains, monkeypatch, caplog):
     """A prediction takes no trial step, as its data may have no labels."""
     caplog.set_level("INFO")
     setup, puts = opened("auto"), []
-    monkeypatch.setattr(
-        placement, "put_on", lambda data, device, **options: puts.append((device, options)) or data
-    )
+    monkeypatch.setattr(placement, "put_on", lambda data, device: puts.append(device) or data)
     monkeypatch.setattr(memory, "is_known", lambda setup: not trains)
     for _ in range(2):
         placement.place(setup, trains=trains)
-    assert puts == [(setup.device, {"far": (), "num_near": 0})] and setup.bytes_on_gpu == bytes_of(
-        setup.data
-    )
-    assert caplog.text.count("data.device=auto: the graph, ") == 1
+    assert puts == [setup.device] and setup.bytes_on_gpu == bytes_of(setup.data)
+    assert caplog.text.count("data.device=auto: the GPU makes the batches") == 1
     assert (
         "6.4 GB a rank, 80 % of what the GPU has, may be used, and half of it is for the model"
         in caplog.text

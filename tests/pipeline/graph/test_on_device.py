@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from parallel_epochs.pipeline.graph import sampling, subgraph
-from parallel_epochs.pipeline.graph.resident import HeldRows
 from parallel_epochs.pipeline.graph.sampling import NeighborSampler, RelationRows
 from tests.helpers.graphs import random_graph
 from tests.helpers.pretend_device import DEVICE, pretended
@@ -77,12 +76,3 @@ def test_neighbours(num_nodes, num_pairs, seed, num_neighbors, num_relations):
         assert sum(waited.values()) <= 8 * len(num_neighbors) + 1, waited
         assert torch.equal(n_id.cpu(), nodes) and torch.equal(at.cpu(), position)
         assert_same_edges(ours, edges)
-
-
-def test_near_rows_are_not_read_from_afar():
-    values = torch.arange(20.0).view(10, 2)
-    expected, rows = values.clone(), torch.tensor([3, 9, 0, 3, 5])
-    with pretended():
-        held = HeldRows(values, torch.tensor([3, 0]), DEVICE)
-        held.values[[0, 3]] = torch.nan
-        assert torch.equal(held.take(rows.to(DEVICE)).cpu(), expected[rows])

@@ -46,7 +46,6 @@ def assert_same_batches(config, *, far=()):
             for batch, other in zip(found, batches, strict=True):
                 assert batch.edge_index.device == batch.n_id.device == batch.target.device == DEVICE
                 batch = batch.to(torch.device("cpu")).to_dict()
-                batch.pop("held", None)
                 assert batch.keys() == other.keys()
                 for key, value in other.items():
                     if isinstance(value, torch.Tensor):
