@@ -9,7 +9,7 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-# What computes the messages of edges again:
+# These fields compute the messages of edges again:
 # x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
 # attr: edge features [num_positions, K], encoded ones [num_positions, D]; or none.
 # weight, bias: the edge encoder of raw features [D, K] and [D], float32; or none.
@@ -22,7 +22,7 @@ MESSAGES = (
     *("x", "attr", "weight", "bias", "parameter", "eps", "low", "high"),
     *("KIND", "FEATURES", "DOT", "D", "K", "BLOCK_K", "BLOCK_D"),
 )
-# What a program has of its channels: their numbers, which exist, columns of the weight, the bias, and t or p.
+# A program loads these: its channels, which of them exist, columns of the weight, the bias, and t or p.
 LOADED = ("channel", "in_d", "columns", "shift", "param")
 
 

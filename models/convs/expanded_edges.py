@@ -6,7 +6,6 @@ alone: they are computed once per batch and shared by all layers.
 """
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -62,26 +61,7 @@ class Pairs:
         if self.node is None:
             wide = weight.transpose(0, 1).reshape(weight.size(1), -1)
             return (x @ wide).view(-1, weight.size(2))
-        if not _runs_alone(x, weight):
-            return multiply_segments(x.index_select(0, self.node), weight, self.sizes)
-        out = x.new_empty(self.num_pairs, weight.size(2))
-        self.multiply_into(out, x, weight)
-        return out
-
-    def multiply_into(
-        self,
-        out: Float[Tensor, "num_pairs out"],
-        x: Float[Tensor, "num_nodes channels"],
-        weight: Float[Tensor, "num_relations channels out"],
-    ) -> None:
-        """Write :meth:`multiply` into its place, with the nodes of one relation gathered at a time. For compact pairs.
-
-        Nothing is recorded for a backward pass.
-        """
-        assert self.node is not None
-        _multiply_into(
-            out, (x.index_select(0, own) for own in self.node.split(self.sizes)), weight, self.sizes
-        )
+        return multiply_segments(x.index_select(0, self.node), weight, self.sizes)
 
     def add_up(
         self,
@@ -370,68 +350,10 @@ def multiply_segments(
         sizes: number of rows of each segment.
         bias: row that is added to each product of a segment [num_segments, out].
     """
-    return SegmentProduct.apply(values, weight, sizes, bias)
-
-
-class SegmentProduct(torch.autograd.Function):
-    """The product of :func:`multiply_segments`, which writes each segment into its place."""
-
-    @staticmethod
-    def forward(
-        ctx, values: Tensor, weight: Tensor, sizes: tuple[int, ...], bias: Tensor | None
-    ) -> Tensor:
-        """Multiply each segment, in the dtype that autocast or the arguments choose."""
-        if torch.is_autocast_enabled(values.device.type):
-            values, weight = (
-                t.to(torch.get_autocast_dtype(values.device.type)) for t in (values, weight)
-            )
-        ctx.sizes = sizes
-        ctx.save_for_backward(values, weight)
-        out = values.new_empty(values.size(0), weight.size(2))
-        _multiply_into(out, values.split(sizes), weight, sizes)
-        if bias is not None:
-            for row, place in zip(bias, out.split(sizes), strict=True):
-                place += row
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, Tensor | None]:
-        """Multiply by the transposed matrices; gradients of gradients are computed segment by segment."""
-        values, weight = ctx.saved_tensors
-        of_values = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
-            of_values = multiply_segments(gradient, weight.transpose(1, 2), ctx.sizes)
-        if ctx.needs_input_grad[1]:
-            parts = zip(values.split(ctx.sizes), gradient.split(ctx.sizes), strict=True)
-            if torch.is_grad_enabled():
-                of_weight = torch.stack([value.t() @ grad for value, grad in parts])
-            else:
-                of_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-                for place, (value, grad) in zip(of_weight, parts, strict=True):
-                    if value.size(0):
-                        torch.mm(value.t(), grad, out=place)
-        if ctx.needs_input_grad[3]:
-            of_bias = torch.stack([part.sum(0) for part in gradient.split(ctx.sizes)])
-        return of_values, of_weight, None, of_bias
-
-
-def _multiply_into(
-    out: Tensor, segments: Iterable[Tensor], weight: Tensor, sizes: tuple[int, ...]
-) -> None:
-    """Write the products of segments of rows into their places; a segment may be made when its turn comes."""
-    for rows, matrix, place in zip(segments, weight, out.split(sizes), strict=True):
-        if rows.size(0):
-            torch.mm(rows, matrix, out=place)
-
-
-def _runs_alone(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether neither gradients, transforms nor autocast watch a product, so that it may write into a tensor."""
-    return not (
-        torch.is_grad_enabled()
-        or is_transformed()
-        or x.dtype != weight.dtype
-        or torch.is_autocast_enabled(x.device.type)
-    )
+    parts = [rows @ matrix for rows, matrix in zip(values.split(sizes), weight, strict=True)]
+    if bias is not None:
+        parts = [(part + row).to(part.dtype) for part, row in zip(parts, bias, strict=True)]
+    return torch.cat(parts)
 
 
 def convolve(
@@ -466,21 +388,12 @@ def convolve(
     reduced = update_all(
         sides.first, "copy_u", "mean", u=x, num_dst=sides.destinations.num_pairs, kernel=kernel
     )
-    if not _runs_alone(x, weight):
-        values = torch.cat(
-            [
-                multiply_segments(reduced, weight, sides.destinations.sizes),
-                sides.sources.multiply(x, weight),
-            ]
-        )
-    else:  # of a whole graph the products are the largest tensors: each is written where it belongs
-        values = x.new_empty(sides.destinations.num_pairs + sides.sources.num_pairs, weight.size(2))
-        first, others = values.split([sides.destinations.num_pairs, sides.sources.num_pairs])
-        _multiply_into(
-            first, reduced.split(sides.destinations.sizes), weight, sides.destinations.sizes
-        )
-        del reduced
-        sides.sources.multiply_into(others, x, weight)
+    values = torch.cat(
+        [
+            multiply_segments(reduced, weight, sides.destinations.sizes),
+            sides.sources.multiply(x, weight),
+        ]
+    )
     return update_all(
         sides.second,
         "u_mul_e",

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from parallel_epochs.models.aggregate import gpu_encode
 
-# What the passes read of a call. The tensors of :func:`attention_ops.forward` are not explained again.
+# The passes read these fields of a call. The tensors of :func:`attention_ops.forward` are not explained again.
 # num_listed: number of rows of `attr`. slope: of the leaky ReLU. scale: log2(e) divided by the root of C, for "dot".
 # threshold: a hash below it drops the weight of an edge, rescale multiplies the others; edge_threshold: a hash below it
 # removes an edge; or none. SCORE: one of `SCORES`; BY_HEAD, ENCODES: its `by_head` and `encodes_messages`.
@@ -23,7 +23,7 @@ ATTENTION = (
     *("slope", "scale", "threshold", "rescale", "edge_threshold", "SCORE", "BY_HEAD", "ENCODES"),
     *("DOT", "H", "C", "K", "BLOCK_K", "BLOCK_C", "FEATURES"),
 )
-# What a program has of its head: number, channels, which exist, encoder and part of `att`.
+# A program loads these: its head, its channels, which of them exist, the encoder and its part of `att`.
 LOADED = ("head", "channel", "in_c", "columns", "vector")
 LOWEST = tl.constexpr(-3.4028234e38)
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)

@@ -150,7 +150,7 @@ class NodeEmbeddingTrainer(BlockTrainer):
         self._sampler, self._negatives, self._options = sampler, negatives, options
         self._num_threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="walks")
-        self._drawn: dict[int, Future[tuple[Pairs | Tensor, float]]] = {}
+        self._drawn: dict[int, Future[tuple[Pairs, float]]] = {}
         self._pairs: Pairs | None = None
 
     def close(self) -> None:

@@ -78,5 +78,7 @@ def test_convolutions_read_relations_as_one_hot_columns(conv):
         model(typed_x(), edges, attr + 1)
     with pytest.raises(ValueError, match="^num_relations=3 needs edge features"):
         PyGModel(5, 8, 3, 2, conv=conv, num_relations=3)
-    with pytest.raises(ValueError, match="^encode_x=false needs nodes of one type"):
+    with pytest.raises(
+        ValueError, match="^encode_x=false needs an x of numbers, and nodes of one type"
+    ):
         PyGModel(5, 9, 3, 2, conv=conv, num_categories=4, type_columns=COLUMNS, encode_x=False)
