@@ -130,7 +130,6 @@ def test_torchrun_starts_a_rank_on_its_gpu(trained, tmp_path):
     assert summary(folder)["weights_sha256"] == summary(trained)["weights_sha256"]
 
 
-@pytest.mark.parametrize("far", [(), ("x", "edge_attr")])
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -140,7 +139,7 @@ def test_torchrun_starts_a_rank_on_its_gpu(trained, tmp_path):
         ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,-1]"],
     ],
 )
-def test_batches_of_the_gpu_have_the_bits_of_the_cpu(overrides, far, configure):
+def test_batches_of_the_gpu_have_the_bits_of_the_cpu(overrides, configure):
     """The other loaders are compared on a pretended device, in tests/pipeline/gnn/loaders/test_on_device.py."""
 
     def batches_of(put):

@@ -24,7 +24,7 @@ LINKS = ["data=edges", "task=link", "task.pairs_per_step=40", "partition.num_par
 MOLECULES = ["+experiment=ogbg_molhiv", "loader.batch_size=9"]
 
 
-def assert_same_batches(config, *, far=()):
+def assert_same_batches(config):
     """Compare all batches of two rounds of a configuration, drawn on the CPU and on the pretended device."""
     expected = [
         [
@@ -36,7 +36,7 @@ def assert_same_batches(config, *, far=()):
     assert expected[0]
     loader = open_graph(config).parts[0].loader
     with pretended() as waited:
-        loader.place(partial(put_on, device=DEVICE, far=far, num_near=20))
+        loader.place(partial(put_on, device=DEVICE))
         drawn = loader.draw(0, Share())
         loader.check_batch_norm(drawn)
         loader.measure(drawn, 0.0)
@@ -62,7 +62,6 @@ def assert_same_batches(config, *, far=()):
     return waited
 
 
-@pytest.mark.parametrize("far", [(), ("x", "edge_attr")], ids=["near", "far"])
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -78,8 +77,8 @@ def assert_same_batches(config, *, far=()):
         ],
     ],
 )
-def test_labels_of_nodes(overrides, far, configure):
-    assert_same_batches(configure(*TOY, *overrides), far=far)
+def test_labels_of_nodes(overrides, configure):
+    assert_same_batches(configure(*TOY, *overrides))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,6 @@ def test_links(overrides, configure, tmp_path):
 def test_whole_graphs(overrides, configure, tmp_path):
     assert_same_batches(
         configure(*MOLECULES, f"data.folder={write_graphs(tmp_path)}", *overrides),
-        far=("x", "edge_attr"),
     )
 
 
@@ -140,7 +138,6 @@ def test_several_types(overrides, configure, tmp_path):
             "task.base=none",
             *overrides,
         ),
-        far=("edge_attr",),
     )
 
 
