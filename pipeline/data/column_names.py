@@ -12,6 +12,7 @@ from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.summaries import SUMMARIES
 
 if TYPE_CHECKING:
+    from parallel_epochs.pipeline.data.tables.columns import NodeColumns
     from parallel_epochs.pipeline.data.tables.config import TablesConfig
     from parallel_epochs.pipeline.data.tables.fitted import Columns
     from parallel_epochs.pipeline.data.tables.values import Values
@@ -106,39 +107,34 @@ def _filled(own: list[Channel], width: int, name: str) -> list[Channel]:
 
 def _relations_of_tables(data: Graph) -> list[int]:
     """Count the relations of each table of edges."""
-    from parallel_epochs.pipeline.data.tables.fitted import unpack_several
+    from parallel_epochs.pipeline.data.tables.fitted import unpack
 
     if FITTED not in data:
         return []
-    return [len(own.relations) for own in unpack_several(data[FITTED])[0][len(data.types.names) :]]
+    return [len(own.relations) for own in unpack(data[FITTED])[0][len(data.types.names) :]]
 
 
 def _of_tables(config: DataConfig, data: Graph, what: str) -> list[list[Channel]]:
     """Name the own columns of each table of nodes or of edges; nothing of other sources than tables."""
     if FITTED not in data:
         return []
-    from parallel_epochs.pipeline.data.tables import fitted, reading, schema
+    from parallel_epochs.pipeline.data.tables.fitted import unpack
+    from parallel_epochs.pipeline.data.tables.values import values_of
 
-    config, packed = cast("TablesConfig", config), cast(Tensor, data[FITTED])
-    tables: list[TablesConfig]
-    if not config.is_typed:
-        tables, known = [config], [fitted.unpack(packed)]
-    else:
-        read = schema.read_schema(config)
-        tables = (
-            list(read.nodes.values())
-            if what == "nodes"
-            else [own.config for own in read.edges.values()]
-        )
-        known = fitted.unpack_several(packed)[0]
-        known = known[: len(tables)] if what == "nodes" else known[len(read.nodes) :]
-    found = []
-    for table, own in zip(tables, known, strict=True):
-        values, learned = reading.values_of(table, what), own.columns if what == "nodes" else own
+    schema = cast("TablesConfig", config).tables
+    known = unpack(cast(Tensor, data[FITTED]))[0]
+    num_types, found = len(schema.nodes), []
+    if what == "edges":
+        for table, own in zip(schema.edges.values(), known[num_types:], strict=True):
+            values = values_of(table)
+            found.append(_of_values(values, own.mean, own.std, own.flagged, by_column=True))
+        return found
+    for table, own in zip(schema.nodes.values(), known[:num_types], strict=True):
+        columns = own.columns
         numbers = _of_values(
-            values, learned.mean, learned.std, learned.flagged, by_column=what == "edges"
+            values_of(table), columns.mean, columns.std, columns.flagged, by_column=False
         )
-        found.append(numbers + _of_texts(table, own.columns) if what == "nodes" else numbers)
+        found.append(numbers + _of_texts(table.columns, columns))
     return found
 
 
@@ -164,10 +160,10 @@ def _of_values(
     return found + [Channel(values.columns[place][1], "empty") for place in flagged]
 
 
-def _of_texts(table: "TablesConfig", columns: "Columns") -> list[Channel]:
+def _of_texts(keys: "NodeColumns", columns: "Columns") -> list[Channel]:
     """Name the features of texts, and those of categories behind them."""
-    keys, found = table.nodes, list[Channel]()
-    names = [name for name, _ in table.text_columns()]
+    found = list[Channel]()
+    names = [name for name, _ in keys.text_columns()]
     if columns.scores is not None:
         found = [Channel(" and ".join(names))] * len(columns.scores.bias)
     else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import check_edge_index, check_tensor
 from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
-from parallel_epochs.pipeline.data.tables.labelled_edges import EDGE_TYPE, NODE_TYPE
+from parallel_epochs.pipeline.data.tables.schema import EDGE_TYPE, NODE_TYPE
 from parallel_epochs.pipeline.names import MASKS
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ from typing import cast
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from parallel_epochs.pipeline.data.node_names import number_names
 from parallel_epochs.pipeline.data.tables.source import Source
@@ -56,25 +55,8 @@ def number_values(
     names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
     if known:
         names = np.array([*known, *(name for name in names if name not in set(known))], object)
-    _fill(db, table, names)
+    db.fill_names(table, list(names), "class")
     return names
-
-
-def _fill(db: Database, table: str, names: Sequence[str] | np.ndarray) -> None:
-    """Make a table of names, ``name``, and of their numbers, ``class``."""
-    schema = pa.schema([("name", pa.string()), ("class", pa.int32())])
-    db.fill(
-        table,
-        schema,
-        iter(
-            [
-                pa.record_batch(
-                    [pa.array(list(names), pa.string()), pa.array(range(len(names)), pa.int32())],
-                    schema=schema,
-                )
-            ]
-        ),
-    )
 
 
 def read(
@@ -176,7 +158,7 @@ def use_values(
     Raises:
         ValueError: there is another value, and `unknown` is "error".
     """
-    _fill(db, table, known)
+    db.fill_names(table, known, "class")
     are_numbers = pd.to_numeric(pd.Series(known, dtype=object), errors="coerce").notna().all()
     is_value = f"lower(trim({cell})) <> 'nan'" if are_numbers else "true"
     found = db.execute(

@@ -1,6 +1,7 @@
 """Keeps what the preparation of tables learned of them with the graph, so that other tables are prepared alike."""
 
 import contextlib
+import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -75,55 +76,48 @@ class Fitted:
     mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
 
-    def pack(self) -> Tensor:
-        """Return it as bytes, uint8, which a store and a checkpoint can hold."""
-        return _to_bytes(_to_tensors(self._content()))
-
-    def _content(self) -> dict:
+    def content(self) -> dict:
+        """Return it as nested dicts, without the scores of its own nodes: other tables have other numbers of nodes."""
         columns, scores = vars(self.columns), self.columns.scores
-        if scores is not None:  # other tables have other numbers of nodes
-            columns = columns | {
-                "scores": {name: value for name, value in vars(scores).items() if name != "nodes"}
-            }
+        if scores is not None:
+            kept = {name: value for name, value in vars(scores).items() if name != "nodes"}
+            columns = columns | {"scores": kept}
         return vars(self) | {"columns": columns}
-
-
-def unpack(packed: Tensor) -> Fitted:
-    """Return what :meth:`Fitted.pack` was called for."""
-    return _from_content(_from_bytes(packed))
 
 
 def content_of(packed: Tensor) -> Any:
     """Return what was packed as nested dicts and lists of texts, numbers and tensors."""
-    return _from_bytes(packed)
+    with _naming():
+        return load_safely(io.BytesIO(packed.numpy().tobytes()))
 
 
-def pack_several(fitted: Sequence[Fitted], inputs: dict[str, Any]) -> Tensor:
-    """Return what was learned of several tables as bytes, uint8.
+def pack(fitted: Sequence[Fitted], inputs: dict[str, Any] | None) -> Tensor:
+    """Return what was learned of tables as bytes, uint8, which a store and a checkpoint can hold.
 
     Args:
-        inputs: the keys of the tables that say what their columns are, as JSON can hold them.
+        fitted: of each table of nodes, then of each table of edges.
+        inputs: the keys of the tables that say what their columns are, as JSON can hold them; none for one table of
+            nodes and one of edges, which are kept as one.
     """
-    return _to_bytes({"inputs": inputs, "tables": [_to_tensors(own._content()) for own in fitted]})
-
-
-def unpack_several(packed: Tensor) -> tuple[list[Fitted], dict[str, Any]]:
-    """Return what :func:`pack_several` was called for."""
-    content = _from_bytes(packed)
-    with _naming():
-        check_values(FITTED, content, {"inputs": dict[str, Any], "tables": list[dict[str, Any]]})
-        return [_from_content(own) for own in content["tables"]], content["inputs"]
-
-
-def _to_bytes(content: object) -> Tensor:
+    if inputs is None:
+        nodes, edges = fitted
+        content = _to_tensors(dataclasses.replace(edges, columns=nodes.columns).content())
+    else:
+        content = {"inputs": inputs, "tables": [_to_tensors(own.content()) for own in fitted]}
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).clone()
 
 
-def _from_bytes(packed: Tensor) -> Any:
+def unpack(packed: Tensor) -> tuple[list[Fitted], dict[str, Any] | None]:
+    """Return what :func:`pack` was called for."""
+    content = content_of(packed)
     with _naming():
-        return load_safely(io.BytesIO(packed.numpy().tobytes()))
+        if "tables" not in content:
+            found = _from_content(content)
+            return [Fitted(found.columns), dataclasses.replace(found, columns=Columns())], None
+        check_values(FITTED, content, {"inputs": dict[str, Any], "tables": list[dict[str, Any]]})
+        return [_from_content(own) for own in content["tables"]], content["inputs"]
 
 
 def _from_content(content: dict) -> Fitted:

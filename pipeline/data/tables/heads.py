@@ -13,8 +13,6 @@ from parallel_epochs.pipeline.run import files, limits
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
-# The column of the numbers of the rows, from 1, which are the ids of edges with labels. No file has it.
-ROW = "#row"
 
 
 def check(key: str, path: Path, table: str | None, named: list[tuple[str, str]]) -> None:

@@ -6,21 +6,26 @@ graph of a snapshot, which has the edges from before the earliest time of the sn
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
+from parallel_epochs.pipeline.data.tables.columns import EventColumns
 from parallel_epochs.pipeline.data.tables.heads import require
-from parallel_epochs.pipeline.data.tables.label_table import AGE, ROWS, TIME, RowTable
+from parallel_epochs.pipeline.data.tables.label_table import (
+    AGE,
+    RELATION,
+    ROWS,
+    TIME,
+    TYPE,
+    RowTable,
+)
+from parallel_epochs.pipeline.data.tables.schema import NodeTable, Settings, TableSchema
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
 from parallel_epochs.pipeline.data.tables.sql import Database, quote
 from parallel_epochs.pipeline.names import ROW_SEPARATOR
 from parallel_epochs.pipeline.run.words import count
-
-if TYPE_CHECKING:
-    from parallel_epochs.pipeline.data.tables.config import EdgeColumns, EventColumns, TablesConfig
 
 log = logging.getLogger(__name__)
 
@@ -57,24 +62,18 @@ class Snapshots:
         )
 
 
-def make(
-    db: Database,
-    config: "TablesConfig",
-    rows: RowTable,
-    entities: "TablesConfig",
-    sources: dict[str, Source],
-    edges: "dict[str, EdgeColumns]",
-) -> None:
+def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str, Source]) -> None:
     """Make the table :data:`MADE` of the rows: ``number``, their name, ``id`` and time, labels and summaries.
 
     Args:
-        entities: columns of the entities' table.
         sources: tables of edges.
-        edges: their columns.
 
     Raises:
         ValueError: the table is inconsistent; the message names the file, the column and the first bad row.
     """
+    rows = schema.rows
+    assert rows is not None
+    edges = {name: own.columns for name, own in schema.edges.items() if name != RELATION}
     with db.part(PART):
         if db.has("made"):
             return
@@ -84,9 +83,9 @@ def make(
             if own.time is not None
         }
         if rows.has_age:
-            _read_start(db, entities, str(config.time_column))
+            _read_start(db, schema.nodes[rows.entity], str(config.time_column))
         if config.label_table is not None:
-            name, are_dates = _read_table(db, config)
+            name, are_dates = _read_table(db, config, schema.nodes[TYPE])
         else:
             assert rows.labels is not None
             table, end = rows.labels
@@ -255,12 +254,11 @@ def _sums(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     return np.where(end > begin, out, 0.0)
 
 
-def _read_table(db: Database, config: "TablesConfig") -> tuple[str, bool]:
+def _read_table(db: Database, config: Settings, table: NodeTable) -> tuple[str, bool]:
     """Read the label table into the stage ``rows``; returns its name, and whether its times are dates."""
     keys = config.rows
-    source = open_source(
-        db, "data.label_table", config.resolve(str(config.label_table)), keys.table
-    )
+    assert table.path is not None
+    source = open_source(db, "data.label_table", table.path, keys.table)
     columns = [("id", keys.id), ("time", keys.time), *[("label", keys.label)] * config.reads_labels]
     for name, column in columns:
         require(f"data.rows.{name}", column, source.name, source.columns)
@@ -307,7 +305,7 @@ def _read_table(db: Database, config: "TablesConfig") -> tuple[str, bool]:
 
 
 def _count_events(
-    db: Database, keys: "EventColumns", rows: RowTable, source: Source, column: str, time: str
+    db: Database, keys: EventColumns, rows: RowTable, source: Source, column: str, time: str
 ) -> tuple[str, bool]:
     """Count the events of each entity in windows, into the stage ``rows``, as :func:`_read_table` does.
 
@@ -385,16 +383,15 @@ def _number(db: Database, sql: str, order: str) -> None:
     )
 
 
-def _read_start(db: Database, entities: "TablesConfig", column: str) -> None:
+def _read_start(db: Database, entities: NodeTable, column: str) -> None:
     """Read the time since which each entity exists into the stage ``starts``."""
-    path = entities.tables[1]
-    assert path is not None
-    source = open_source(db, "data.nodes", path, entities.nodes.table)
+    assert entities.path is not None
+    source = open_source(db, "data.nodes", entities.path, entities.columns.table)
     require("data.time_column", column, source.name, source.columns)
     time = source.time(db, column, "data.time_column", may_be_empty=True)
     db.stage(
         "starts",
-        f"SELECT {source.text(entities.nodes.id)} AS id, min({time}) AS since FROM {source.relation} "
+        f"SELECT {source.text(entities.columns.id)} AS id, min({time}) AS since FROM {source.relation} "
         "GROUP BY ALL",
         "reading times",
         ordered=False,

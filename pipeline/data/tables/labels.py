@@ -184,21 +184,15 @@ def describe(labels: Labels) -> dict[str, object]:
 
 
 def write(
-    db: Database,
-    writer: StoreWriter,
-    labels: Labels,
-    *,
-    first_node: int = 0,
-    num_nodes: int | None = None,
+    db: Database, writer: StoreWriter, labels: Labels, first_node: int, num_nodes: int
 ) -> None:
     """Write ``y``, the masks and ``label_names``.
 
     Args:
         first_node: number of the first of the nodes that have labels, among all.
-        num_nodes: of the graph; those of other types have no labels. None: there are no others.
+        num_nodes: of the graph; those of other types have no labels.
     """
     own, columns = len(labels.masks[0]), labels.columns
-    num_nodes = own if num_nodes is None else num_nodes
     for name, mask in zip(MASKS, labels.masks):
         whole = torch.zeros(num_nodes, dtype=torch.bool)
         whole[first_node : first_node + own] = mask
@@ -263,12 +257,6 @@ def read_values(db: Database, metric: str, columns: list[str], first: int, last:
     return np.stack([table[f"v{place}"].to_numpy() for place in range(len(columns))], axis=1)
 
 
-def keep_together(labelled: np.ndarray) -> list[Tensor]:
-    """Put the labelled nodes of other tables, which have no splits, into the first one."""
-    own = torch.from_numpy(labelled)
-    return [own, torch.zeros_like(own), torch.zeros_like(own)]
-
-
 def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) -> Tensor:
     """Tell which edges of a table with labels send no messages: those of validation and test, bool [num_rows].
 
@@ -283,32 +271,80 @@ def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) ->
     hidden = valid | test if is_new else ~train
     if not (by_time and is_new):
         return hidden
-    found = db.stream(
-        "SELECT coalesce(time::DOUBLE, 'inf'::DOUBLE) AS time FROM nodes ORDER BY number"
-    )
-    times = torch.from_numpy(np.concatenate([batch["time"] for batch in found]))
+    times = torch.from_numpy(_column(db, "coalesce(time::DOUBLE, 'inf'::DOUBLE)"))
     return hidden | ~train & (times > times[train].max())
 
 
-def split_by_column(
-    labelled: np.ndarray, db: Database, source: Source, column: str
+def split(
+    labelled: np.ndarray,
+    db: Database,
+    source: Source,
+    *,
+    kind: str,
+    column: str,
+    fractions: tuple[float, float],
+    seed: int,
+    until: tuple[float, float] | None,
+    keeps_equal: bool,
 ) -> list[Tensor]:
-    """Divide nodes as a column says.
+    """Divide the labelled nodes into masks for training, validation and test.
 
     Args:
         labelled: nodes with a label, bool [num_nodes]; others are in no split.
+        kind: "none", all in the first one; "column", as a column says; "random"; "group", at random, those of one group
+            together; or "time", in the order of their times, and of the table where these are equal.
+        column: of the splits, groups or times.
+        fractions: for training and validation.
+        until: last times of training and validation, in place of fractions.
+        keeps_equal: whether nodes of one time stay in one split.
 
     Raises:
-        ValueError: a cell names no split.
+        ValueError: a cell names no split, there are too few times, or nothing is left for training or validation.
     """
+    num_nodes = len(labelled)
+    if kind == "none":
+        own = torch.from_numpy(labelled)
+        return [own, torch.zeros_like(own), torch.zeros_like(own)]
+    if kind == "random":
+        return divide(shuffle(labelled, seed), num_nodes, *fractions)
+    if kind == "group":
+        source.group(db, column)
+        groups = _column(db, "dense_rank() OVER (ORDER BY split)")
+        order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], seed)
+        return divide(order, num_nodes, *fractions, groups=own)
+    if kind == "column":
+        return _split_by_column(labelled, db, source, column)
+    times = _column(db, "coalesce(time::DOUBLE, 'nan'::DOUBLE)")
+    if left_out := int((labelled & np.isnan(times)).sum()):
+        log.info(
+            "%s: %s nodes with a label have no time, and are in no split",
+            source.name,
+            f"{left_out:,}",
+        )
+    kept = np.flatnonzero(labelled & ~np.isnan(times))
+    kept = kept[np.argsort(times[kept], kind="stable")]
+    own = times[kept]
+    if not keeps_equal or until is not None:
+        return divide(kept, num_nodes, *fractions, times=own, until=until)
+    if (num_times := len(np.unique(own))) < 3:
+        raise ValueError(
+            f"{source.name}: rows with labels have {count(num_times, 'time')}, and training, "
+            "validation and test need one each. Give labels of further times"
+        )
+    return divide(kept, num_nodes, *fractions, groups=own)
+
+
+def _column(db: Database, sql: str) -> np.ndarray:
+    """Read a number of each node, in the order of the nodes."""
+    parts = db.stream(f"SELECT {sql} AS own FROM nodes ORDER BY number")
+    return np.concatenate([part["own"] for part in parts])
+
+
+def _split_by_column(
+    labelled: np.ndarray, db: Database, source: Source, column: str
+) -> list[Tensor]:
     key = f"{source.key}.split_column"
-    split = source.split(db, column, key, cell="split")
-    codes = np.concatenate(
-        [
-            batch["code"]
-            for batch in db.stream(f"SELECT ({split})::TINYINT AS code FROM nodes ORDER BY number")
-        ]
-    )
+    codes = _column(db, f"({source.split(db, column, key, cell='split')})::TINYINT")
     if unlabelled := int(((codes < 3) & ~labelled).sum()):
         log.info(
             "%s: %s no label, and %s left out of it",
@@ -322,77 +358,3 @@ def split_by_column(
             f"{column} ({key})"
         )
     return [torch.from_numpy((codes == number) & labelled) for number in range(3)]
-
-
-def split_at_random(
-    labelled: np.ndarray, fractions: tuple[float, float], seed: int
-) -> list[Tensor]:
-    """Divide the labelled nodes at random; `fractions` are for training and validation."""
-    return divide(shuffle(labelled, seed), len(labelled), *fractions)
-
-
-def split_by_group(
-    labelled: np.ndarray,
-    db: Database,
-    source: Source,
-    column: str,
-    fractions: tuple[float, float],
-    seed: int,
-) -> list[Tensor]:
-    """Divide the labelled nodes at random, those of one group together; the table of nodes has it as ``split``."""
-    source.group(db, column)
-    groups = np.concatenate(
-        [
-            np.empty(0, np.int64),
-            *(
-                batch["own"]
-                for batch in db.stream(
-                    "SELECT dense_rank() OVER (ORDER BY split) AS own, number FROM nodes ORDER BY number"
-                )
-            ),
-        ]
-    )
-    order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], seed)
-    return divide(order, len(labelled), *fractions, groups=own)
-
-
-def split_by_time(
-    labelled: np.ndarray,
-    db: Database,
-    source: Source,
-    fractions: tuple[float, float],
-    until: tuple[float, float] | None,
-    keeps_equal: bool = False,
-) -> list[Tensor]:
-    """Divide the labelled nodes in the order of their times, and of the table where these are equal.
-
-    Args:
-        keeps_equal: whether nodes of one time stay in one split.
-
-    Raises:
-        ValueError: there are too few times, or a border leaves no node for training or validation.
-    """
-    found = list(
-        db.stream(
-            "SELECT number, time::DOUBLE AS time FROM nodes WHERE time IS NOT NULL ORDER BY 2, 1"
-        )
-    )
-    order = np.concatenate([np.empty(0, np.int32), *(batch["number"] for batch in found)])
-    times = np.concatenate([np.empty(0), *(batch["time"] for batch in found)])
-    if left_out := int(labelled.sum() - labelled[order].sum()):
-        log.info(
-            "%s: %s nodes with a label have no time, and are in no split",
-            source.name,
-            f"{left_out:,}",
-        )
-    kept = labelled[order]
-    if keeps_equal and until is None:
-        if (num_times := len(np.unique(times[kept]))) < 3:
-            raise ValueError(
-                f"{source.name}: rows with labels have {count(num_times, 'time')}, and training, "
-                "validation and test need one each. Give labels of further times"
-            )
-        return divide(order[kept].astype(np.int64), len(labelled), *fractions, groups=times[kept])
-    return divide(
-        order[kept].astype(np.int64), len(labelled), *fractions, times=times[kept], until=until
-    )

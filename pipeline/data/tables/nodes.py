@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.data.tables.categories import one_hot, read as rea
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.groups import Links, find_groups
 from parallel_epochs.pipeline.data.tables.labels import Labels, read_values
+from parallel_epochs.pipeline.data.tables.schema import NodeTable
 from parallel_epochs.pipeline.data.tables.scores import MAX_NODES, TextScores, fit_scores
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
@@ -49,15 +50,10 @@ NUM_GROUPS = 20
 def read(
     db: Database,
     source: Source,
-    id_column: str,
+    table: NodeTable,
     values: Values,
     *,
-    texts: list[str],
-    categories: list[str],
-    max_categories: int,
-    labels: list[tuple[str, str]],
-    split_column: str | None,
-    time_column: str | None,
+    is_divided: bool,
     fitted: Columns | None = None,
     unknown: str = "error",
     duplicates: str = "error",
@@ -68,11 +64,8 @@ def read(
     ``time``; NULL is an empty cell, or one that is no number.
 
     Args:
-        texts: the columns of text.
-        categories: the columns of categories.
-        max_categories: the largest number of different values of each.
-        labels: the columns of labels, each with the key that names it.
-        split_column, time_column: those of the split and of the time, if they are needed.
+        values: the columns of numbers and of dates.
+        is_divided: whether the column that divides the labelled nodes is read.
         fitted: what is known of the columns of the table of a training; none: this one tells.
         unknown: what is done with categories that are not known, see :func:`categories.read`.
         duplicates: what is done with an id that several rows have: "error" refuses it, "first" keeps the first row.
@@ -83,20 +76,20 @@ def read(
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
-    chosen = ["(row_number() OVER () - 1)::INTEGER AS number", f"{source.text(id_column)} AS id"]
+    columns = table.columns
+    chosen = ["(row_number() OVER () - 1)::INTEGER AS number", f"{source.text(columns.id)} AS id"]
     chosen += [f"{cell} AS f{place}" for place, cell in enumerate(values.cells(db, source))]
     for kind, names in (
-        ("text", texts),
-        ("category", categories),
-        ("label", [name for _, name in labels]),
+        ("text", [name for name, _ in columns.text_columns()]),
+        ("category", columns.categories),
+        ("label", [name for _, name in table.labels]),
     ):
         chosen += [f"{source.text(name)} AS {kind}{place}" for place, name in enumerate(names)]
-    if split_column is not None:
-        chosen.append(f"{source.text(split_column)} AS split")
-    if time_column is not None:
-        chosen.append(
-            f"{source.time(db, time_column, 'data.time_column', may_be_empty=True)} AS time"
-        )
+    if is_divided and table.by is not None and table.split == "time":
+        time_of = source.time(db, table.by, "data.time_column", may_be_empty=True)
+        chosen.append(f"{time_of} AS time")
+    elif is_divided and table.by is not None:
+        chosen.append(f"{source.text(table.by)} AS split")
     rows = f"SELECT {', '.join(chosen)} FROM {source.relation}"
     if duplicates == "first":
         rows = (
@@ -105,39 +98,34 @@ def read(
             "ORDER BY number"
         )
     db.stage("nodes", rows, "reading nodes")
-    num_nodes, missing = _check(db, source, id_column, values)
+    num_nodes, missing = _check(db, source, columns.id, values)
+    notes = []
     if duplicates == "first":
         ((num_rows,),) = db.execute(f"SELECT count(*) FROM {source.relation}")
-        log.info(
-            "%s: %s left out, whose id an earlier row has (data.duplicates=first)",
-            source.name,
-            words.count(num_rows - num_nodes, "row is", "rows are"),
-        )
+        left = words.count(num_rows - num_nodes, "row is", "rows are")
+        notes.append(f"{left} left out, whose id an earlier row has (data.duplicates=first)")
     source.warn_rounded(
         db,
         "nodes",
         {f"f{place}": name for place, name in values.unscaled()},
         "data.nodes.standardize=true scales them before",
     )
-    known, notes = read_categories(
+    notes += values.report(db, source, missing, None if fitted is None else fitted.flagged)
+    known, more = read_categories(
         db,
         source,
-        categories,
-        limit=max_categories,
+        columns.categories,
+        limit=columns.max_categories,
         refuse_empty=values.empty == "error",
         known=None if fitted is None else fitted.categories,
         unknown=unknown,
     )
-    notes = values.report(db, source, missing, None if fitted is None else fitted.flagged) + notes
-    log.info(
-        "%s: %s nodes%s", source.name, f"{num_nodes:,}", "".join(f"; {note}" for note in notes)
-    )
+    said = "".join(f"; {note}" for note in [*notes, *more])
+    log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", said)
     if fitted is not None:
         return fitted
-    return Columns(
-        [place for place, count in enumerate(missing) if count] if values.empty == "flag" else [],
-        known,
-    )
+    flagged = [place for place, count in enumerate(missing) if count]
+    return Columns(flagged if values.empty == "flag" else [], known)
 
 
 def count(db: Database, origin: str) -> int:
@@ -304,29 +292,6 @@ def fit(
     )
 
 
-def write_features(
-    db: Database,
-    writer: StoreWriter,
-    num_nodes: int,
-    values: Values,
-    texts: list[TextFeatures],
-    fitted: Columns,
-) -> None:
-    """Write ``x``: the columns of numbers, the marks of their empty cells, the columns of each column of text or the
-    scores of all of them, and those of each column of categories.
-
-    Args:
-        texts: what computes the features of each column of text, when these have been counted.
-        fitted: what :func:`fit` returned.
-    """
-    if writer.has("x"):
-        return
-    channels = num_channels(values, texts, fitted)
-    with writer.write(x=((num_nodes, channels), torch.float32)) as opened:
-        for first, block in feature_blocks(db, num_nodes, values, texts, fitted):
-            opened["x"].write(first * channels, block)
-
-
 def write_terms(
     db: Database, writer: StoreWriter, num_nodes: int, texts: list[TextFeatures]
 ) -> None:
@@ -375,7 +340,7 @@ def features_of(texts: list[TextFeatures]) -> list[TextFeatures]:
 
 
 def num_channels(values: Values, texts: list[TextFeatures], fitted: Columns) -> int:
-    """Return the number of columns of features; arguments are those of :func:`write_features`."""
+    """Return the number of columns of features; arguments are those of :func:`feature_blocks`."""
     return (
         first_score(values, fitted)
         + sum(map(len, fitted.categories))
@@ -397,7 +362,12 @@ def feature_blocks(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Compute the features of some nodes at a time: the number of the first, and [num, num_channels], float32.
 
-    Arguments are those of :func:`write_features`.
+    They are the columns of numbers, the marks of their empty cells, the columns of each column of text or the scores of
+    all of them, and those of each column of categories.
+
+    Args:
+        texts: what computes the features of each column of text, when these have been counted.
+        fitted: what :func:`fit` returned.
     """
     scores, sizes, seen = (
         fitted.scores,

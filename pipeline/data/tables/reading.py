@@ -1,7 +1,6 @@
-"""Tables of nodes and of edges: what is in them, as a database holds it, and what makes features of it."""
+"""One table of nodes: what is in it, as a database holds it, and what makes features of it."""
 
 from functools import partial
-from typing import cast
 
 from parallel_epochs.pipeline.data.tables import (
     label_rows,
@@ -9,41 +8,34 @@ from parallel_epochs.pipeline.data.tables import (
     nodes as tables_nodes,
     sorted_edges as tables_edges,
 )
+from parallel_epochs.pipeline.data.tables.columns import ROW, NodeColumns
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.groups import Links
-from parallel_epochs.pipeline.data.tables.heads import ROW, require
-from parallel_epochs.pipeline.data.tables.label_table import ROWS
-from parallel_epochs.pipeline.data.tables.labels import Labels
+from parallel_epochs.pipeline.data.tables.heads import require
+from parallel_epochs.pipeline.data.tables.labels import KnownLabels, Labels
+from parallel_epochs.pipeline.data.tables.schema import EdgeTable, NodeTable, is_made
 from parallel_epochs.pipeline.data.tables.scores import check_columns
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.text import MOST_WITH_IDS, TextFeatures
-from parallel_epochs.pipeline.data.tables.values import Values
+from parallel_epochs.pipeline.data.tables.values import values_of
 
 
-def open_table(db: Database, config: TablesConfig, what: str) -> Source:
+def open_table(db: Database, table: NodeTable | EdgeTable) -> Source:
     """Open a table, and refuse columns that it does not have, or whose cells are no single values.
-
-    Args:
-        what: "nodes" or "edges".
 
     Raises:
         ValueError: names the column.
     """
-    edges, nodes = config.tables
-    path, table, named = (
-        (nodes, config.nodes.table, config.node_columns())
-        if what == "nodes"
-        else (edges, config.edges.table, config.edge_columns())
-    )
-    assert path is not None
-    if ROWS in (config.nodes.id, config.edges.source):
-        return label_rows.open_rows(db, str(path))
-    source = open_source(db, config.nodes_part if what == "nodes" else "data.edges", path, table)
-    if ROW in (config.nodes.id, config.edges.source):
+    assert table.path is not None
+    if is_made(table):
+        return label_rows.open_rows(db, str(table.path))
+    source = open_source(db, table.key, table.path, table.columns.table)
+    columns = table.columns
+    if ROW in (columns.id if isinstance(columns, NodeColumns) else columns.source,):
         source = source.with_rows(ROW)
-    for key, column in named:
+    for key, column in table.named:
         require(key, column, source.name, source.columns)
         source.refuse_nested(key, column)
     return source
@@ -52,9 +44,10 @@ def open_table(db: Database, config: TablesConfig, what: str) -> Source:
 def read_nodes(
     db: Database,
     config: TablesConfig,
+    table: NodeTable,
     ends: list[tuple[Source, str]],
     fitted: Columns | None,
-    known: tables_labels.KnownLabels | None,
+    known: KnownLabels | None,
 ) -> tuple[int, Labels | None, Columns]:
     """Read the table of nodes, or number the ids that edges name.
 
@@ -69,87 +62,56 @@ def read_nodes(
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
-    path, labels = config.tables[1], config.label_columns()
-    if path is None:
+    if table.path is None:
         tables_edges.number_ids(db, ends)
         return tables_nodes.count(db, f"{ends[0][0].name} holds no ids"), None, Columns()
-    nodes, kind = (
-        open_table(db, config, "nodes"),
-        "none" if known and not known.grows else config.split_kind(),
-    )
-    by = config.split_by if kind == "random" and labels else None
-    split_column = config.nodes.split_column if kind == "column" and labels else by
+    source = open_table(db, table)
+    kind = "none" if known and not known.grows else table.split
     found = tables_nodes.read(
         db,
-        nodes,
-        config.nodes.id,
-        values_of(config, "nodes"),
-        texts=[name for name, _ in config.text_columns()],
-        categories=config.nodes.categories,
-        max_categories=config.nodes.max_categories,
-        labels=labels,
-        split_column=split_column,
-        time_column=config.time_column if kind == "time" and labels else None,
+        source,
+        table,
+        values_of(table),
+        is_divided=kind != "none",
         fitted=fitted,
         unknown=config.unknown,
         duplicates=config.duplicates,
     )
-    num_nodes = tables_nodes.count(db, f"{path} holds no rows")
-    if not labels:
+    num_nodes = tables_nodes.count(db, f"{table.path} holds no rows")
+    if not table.labels:
         return num_nodes, None, found
-    fractions = config.train_fraction, config.valid_fraction
-    split: tables_labels.Split = {
-        "none": partial(tables_labels.keep_together),
-        "column": partial(
-            tables_labels.split_by_column, db=db, source=nodes, column=cast(str, split_column)
-        ),
-        "random": partial(
-            tables_labels.split_at_random, fractions=fractions, seed=config.graph_seed
-        )
-        if by is None
-        else partial(
-            tables_labels.split_by_group,
-            db=db,
-            source=nodes,
-            column=by,
-            fractions=fractions,
-            seed=config.graph_seed,
-        ),
-        "time": partial(
-            tables_labels.split_by_time,
-            db=db,
-            source=nodes,
-            fractions=fractions,
-            until=config.until,
-            keeps_equal=config.nodes.id == ROWS,
-        ),
-    }[kind]
-    learned = tables_labels.read(
-        db,
-        nodes,
-        labels,
-        num_nodes,
-        config.metric,
-        split,
-        is_log=config.nodes.log_label,
-        known=known,
+    split = partial(
+        tables_labels.split,
+        db=db,
+        source=source,
+        kind=kind,
+        column=str(table.by),
+        fractions=(config.train_fraction, config.valid_fraction),
+        seed=config.graph_seed,
+        until=config.until,
+        keeps_equal=is_made(table),
     )
-    if config.nodes.text_features == "scores":
-        check_columns(learned.out_channels)
-    return num_nodes, learned, found
+    is_log, metric = table.columns.log_label, table.metric
+    labels = tables_labels.read(
+        db, source, table.labels, num_nodes, metric, split, is_log=is_log, known=known
+    )
+    if table.columns.text_features == "scores":
+        check_columns(labels.out_channels)
+    return num_nodes, labels, found
 
 
 def learn_features(
     db: Database,
     num_nodes: int,
     config: TablesConfig,
+    table: NodeTable,
     labels: Labels | None,
     found: Columns,
     *,
     neighbors: list[tables_nodes.Neighbors],
     links: Links,
     is_new: bool,
-) -> tuple[Values, list[TextFeatures], Columns]:
+) -> tuple[list[TextFeatures], Columns]:
     """Learn what the features of nodes are made with, or go on with what other tables have told.
 
     Args:
@@ -159,99 +121,65 @@ def learn_features(
         is_new: whether these tables tell.
 
     Returns:
-        The columns of numbers, what computes the features of each column of text, and what is known of all columns.
+        What computes the features of each column of text, and what is known of all columns.
     """
-    numbers, are_features, num_columns = (
-        values_of(config, "nodes"),
-        config.nodes.text_neighbors,
-        len(config.text_columns()),
-    )
+    columns, num_columns = table.columns, len(table.columns.text_columns())
     # Linear models of texts read the ids of neighbours and the words of names too. Runs of before did not.
-    are_terms = (
-        len(found.texts) > num_columns
-        if not is_new
-        else bool(num_columns)
-        and labels is not None
-        and (num_nodes <= MOST_WITH_IDS and not config.on_disk and config.reading > 3)
-    )
-    texts = texts_of(
-        config,
-        are_words=are_terms and config.reading > 4 if is_new else "names" in found.kinds,
-        num_ids=len(neighbors) if are_features or are_terms else 0,
-    )
+    if is_new:
+        is_small = num_nodes <= MOST_WITH_IDS and not config.on_disk
+        are_terms = bool(num_columns) and labels is not None and is_small and config.reading > 3
+        are_words = are_terms and config.reading > 4
+    else:
+        are_terms, are_words = len(found.texts) > num_columns, "names" in found.kinds
+    num_ids = len(neighbors) if columns.text_neighbors or are_terms else 0
+    texts = texts_of(columns, are_words=are_words, num_ids=num_ids)
     for text in texts:
         if text.kind == "ids":
             tables_nodes.collect_ids(db, text.place, neighbors[text.place - num_columns])
-    if is_new:
-        found = tables_nodes.fit(
-            db,
-            str(config.tables[1]),
-            num_nodes,
-            numbers,
-            texts,
-            found=found,
-            seed=config.graph_seed,
-            links=links if config.score_folds == "groups" else None,
-            labels=labels,
-            are_scored=config.nodes.text_features == "scores",
-            of_training=config.nodes.id == ROWS,
-        )
-    else:
-        restore(texts, found)
-        found = tables_nodes.recognise(db, texts, found)
-    return numbers, texts, found
-
-
-def values_of(config: TablesConfig, what: str) -> Values:
-    """Return the columns of numbers and of dates of the "nodes" or "edges"."""
-    keys = config.nodes if what == "nodes" else config.edges
-    return Values(
-        config.value_columns(what),
-        keys.log1p,
-        keys.standardize,
-        config.empty,
-        config.nodes.quantiles if what == "nodes" else [],
+    if not is_new:
+        known = found.vectors or [text.vectors for text in texts]  # earlier versions kept none
+        for text, counted, vectors in zip(texts, found.texts, known, strict=True):
+            text.restore(*counted, vectors)
+        return texts, tables_nodes.recognise(db, texts, found)
+    return texts, tables_nodes.fit(
+        db,
+        str(table.path),
+        num_nodes,
+        values_of(table),
+        texts,
+        found=found,
+        seed=config.graph_seed,
+        links=links if config.score_folds == "groups" else None,
+        labels=labels,
+        are_scored=columns.text_features == "scores",
+        of_training=is_made(table),
     )
 
 
-def texts_of(config: TablesConfig, *, are_words: bool, num_ids: int) -> list[TextFeatures]:
+def texts_of(columns: NodeColumns, *, are_words: bool, num_ids: int) -> list[TextFeatures]:
     """Return what computes the features of each column of text.
 
     Args:
         are_words: whether columns of names are read by their words, too.
         num_ids: number of columns of the ids of neighbours.
     """
-    nodes, columns = config.nodes, config.text_columns()
+    named, is_svd = columns.text_columns(), columns.text_features == "svd"
     texts = [
         TextFeatures(
             kind,
-            nodes.text_channels,
+            columns.text_channels,
             place=place,
-            num_words=nodes.text_words,
-            char_lengths=(nodes.char_lengths[0], nodes.char_lengths[1]),
-            tag_separator=nodes.tag_separator,
-            is_decomposed=nodes.text_features == "svd",
+            num_words=columns.text_words,
+            char_lengths=(columns.char_lengths[0], columns.char_lengths[1]),
+            tag_separator=columns.tag_separator,
+            is_decomposed=is_svd,
         )
-        for place, (_, kind) in enumerate(columns)
+        for place, (_, kind) in enumerate(named)
     ]
-    texts += [
-        TextFeatures("names", 0, place=text.place)
-        for text in texts
-        if are_words and text.kind == "chars"
-    ]
+    chars = [text.place for text in texts if are_words and text.kind == "chars"]
+    texts += [TextFeatures("names", 0, place=place) for place in chars]
+    channels = columns.text_channels if columns.text_neighbors else 0
     return texts + [
-        TextFeatures(
-            "ids",
-            nodes.text_channels if nodes.text_neighbors else 0,
-            place=place,
-            is_decomposed=nodes.text_neighbors and nodes.text_features == "svd",
-        )
-        for place in range(len(columns), len(columns) + num_ids)
+        TextFeatures("ids", channels, place=place, is_decomposed=bool(channels) and is_svd)
+        for place in range(len(named), len(named) + num_ids)
     ]
-
-
-def restore(texts: list[TextFeatures], found: Columns) -> None:
-    """Let columns of text go on as those of a training, of which `found` tells."""
-    known = found.vectors or [text.vectors for text in texts]  # earlier versions kept none
-    for text, counted, vectors in zip(texts, found.texts, known, strict=True):
-        text.restore(*counted, vectors)

@@ -1,28 +1,34 @@
-"""The schema of several tables of nodes and edges: data.schema, a file in YAML or the same as a mapping of keys."""
+"""The tables of a graph: one schema, read from data.schema, a file in YAML, or made of data.nodes and data.edges."""
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, show
-from parallel_epochs.pipeline.data.tables import label_table, labelled_edges
-from parallel_epochs.pipeline.data.tables.heads import ROW, is_there
+from parallel_epochs.pipeline.data.tables import heads, label_table
+from parallel_epochs.pipeline.data.tables.columns import (
+    ROW,
+    EdgeColumns,
+    EventColumns,
+    Named,
+    NodeColumns,
+    RowColumns,
+)
 from parallel_epochs.pipeline.data.tables.label_table import RowTable
 from parallel_epochs.pipeline.keys import meaning_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
 
-if TYPE_CHECKING:
-    from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
-
 Keys = TypeVar("Keys")
 
+# The type of the nodes and the name of the edges of a graph that is named by data.nodes and data.edges.
+NODE_TYPE, EDGE_TYPE = "node", "edge"
 # Keys of a table that do not say what a model reads: other tables may have others.
 NO_INPUTS = (
     "path",
@@ -37,107 +43,174 @@ NO_INPUTS = (
     "target",
     "time",
 )
+# Columns that become features of nodes.
+INPUTS = ("features", "dates", "categories", "text", "text_chars", "text_tags")
 
-# The kind of value that a key takes, by a word of its type.
-KINDS = {
-    "list[int]": "a list of whole numbers",
-    "list": "a list of names",
-    "bool": "true or false",
-    "int": "a whole number",
-    "str": "a text",
-}
+
+class Settings(Protocol):
+    """What is read of :class:`config.TablesConfig`."""
+
+    schema: Any
+    folder: str | None
+    nodes: NodeColumns
+    edges: EdgeColumns
+    rows: RowColumns
+    events: EventColumns
+    label_table: str | None
+    label_type: str | None
+    metric: str | None
+    split: str | None
+    split_by: str | None
+    time_column: str | None
+    empty: str
+    reverse_relations: bool
+    reads_labels: bool
+
+    def origin(self) -> str: ...
+    def link_split(self) -> str: ...
 
 
 @dataclass
 class End:
-    """One end of the edges of a table.
-
-    Attributes:
-        type: of the nodes.
-        column: that holds their ids; none: that of the name of the end, "source" or "target".
+    """One end of the edges of a table: the type of its nodes, and the column of their ids, that of the end's name by
+    default.
     """
 
     type: str = ""
     column: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
+class NodeTable:
+    """The nodes of one type.
+
+    Attributes:
+        columns: of their table.
+        path: of the table; none: the nodes are the ids that edges name.
+        labels: the columns of the labels that are learned, each with its key.
+        split: how labelled nodes are divided: "column", "group", "random" or "time".
+        by: the column of splits, of groups or of times.
+        empty: what is done with empty cells.
+        metric: of the labels.
+    """
+
+    columns: NodeColumns
+    path: Path | None
+    labels: list[Named] = field(default_factory=list)
+    split: str = "random"
+    by: str | None = None
+    empty: str = "zero"
+    metric: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The part of the configuration that names the columns: of labelled edges their own."""
+        return "data.edges" if self.columns.id == ROW else "data.nodes"
+
+    @property
+    def named(self) -> list[Named]:
+        """Every column that is read, with the key that names it."""
+        option = {"column": f"{self.key}.split_column", "group": "data.split_by"}.get(
+            self.split, "data.time_column" if self.key == "data.nodes" else "data.edges.time"
+        )
+        own = [("data.nodes.id", self.columns.id)] if self.columns.id != ROW else []
+        own += [(f"{self.key}.{n}", name) for n in INPUTS for name in getattr(self.columns, n)]
+        own += [(f"{self.key}.{name}", column) for name, column in self.labels]
+        return own + [(option, self.by)] * (self.by is not None)  # type: ignore[list-item]
+
+
+@dataclass(frozen=True)
 class EdgeTable:
     """A table of edges.
 
     Attributes:
-        config: of its columns, as of a graph with one type of nodes.
+        columns: of the table.
+        path: of the table.
         source, target: types of the nodes at both ends.
+        place: how links are divided by a column, "time", "column" or "group", and the column; none: by none.
+        empty: what is done with empty cells.
     """
 
-    config: "TablesConfig"
+    columns: EdgeColumns
+    path: Path
     source: str
     target: str
+    place: Named | None = None
+    empty: str = "zero"
+
+    key = "data.edges"
+
+    @property
+    def named(self) -> list[Named]:
+        """Every column that is read, with the key that names it."""
+        ends = ("source", "target", "relation", "time", "split_column")
+        found = [(f"data.edges.{name}", getattr(self.columns, name)) for name in ends]
+        found += [(f"data.edges.{name}", column) for name, column in self.columns.value_columns()]
+        if self.place is not None and self.place[0] == "group":
+            found.append(("data.split_by", self.place[1]))
+        return [(key, column) for key, column in found if column not in (None, ROW)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class TableSchema:
-    """The tables of a graph with several types of nodes.
+    """The tables of a graph.
 
     Attributes:
-        nodes: of each type, the columns of its table, as of a graph with one type of nodes.
-        edges: the tables of edges, by their names.
+        nodes, edges: the tables by the names of their types and relations.
+        is_typed: whether the graph has types of nodes and relations.
         labelled: type of the nodes with labels, if there is one.
         unread: types with labels, if there are several of which none was chosen.
         rows: the label table, if there is one.
     """
 
-    nodes: "dict[str, TablesConfig]"
+    nodes: dict[str, NodeTable]
     edges: dict[str, EdgeTable]
-    labelled: str | None
+    is_typed: bool
+    labelled: str | None = None
     unread: list[str] = field(default_factory=list)
     rows: RowTable | None = None
 
     @property
     def divided(self) -> list[str]:
         """The tables of edges that have a column of splits."""
-        return [
-            name
-            for name, table in self.edges.items()
-            if table.config.edges.split_column is not None
-        ]
+        return [name for name, own in self.edges.items() if own.columns.split_column is not None]
 
-    def tables(self) -> "list[TablesConfig]":
-        """Return the configuration of every table."""
-        return [*self.nodes.values(), *(edges.config for edges in self.edges.values())]
+    @property
+    def labels_edges(self) -> bool:
+        """Tell whether the labels that are learned are of edges."""
+        return self.labelled is not None and self.nodes[self.labelled].columns.id == ROW
+
+    def tables(self) -> list[NodeTable | EdgeTable]:
+        """Return all tables."""
+        return [*self.nodes.values(), *self.edges.values()]
 
     def describe(self) -> dict[str, Any]:
         """Return what the graph depends on beside the content of the files, as JSON can hold it."""
         return {
-            "nodes": [
-                [name, _chosen(config.nodes, ("path",))] for name, config in self.nodes.items()
-            ],
+            "nodes": [[name, _chosen(own.columns, ("path",))] for name, own in self.nodes.items()],
             "edges": [
-                [name, edges.source, edges.target, _chosen(edges.config.edges, ("path",))]
-                for name, edges in self.edges.items()
+                [name, own.source, own.target, _chosen(own.columns, ("path",))]
+                for name, own in self.edges.items()
             ],
         }
 
     def inputs(self) -> dict[str, Any]:
         """Return the keys that say what the columns are which a model reads, as JSON can hold them."""
+        ends = {
+            name: {"source": own.source, "target": own.target} for name, own in self.edges.items()
+        }
         return {
-            "nodes": [
-                [name, _chosen(config.nodes, NO_INPUTS)] for name, config in self.nodes.items()
-            ],
+            "nodes": [[name, _chosen(own.columns, NO_INPUTS)] for name, own in self.nodes.items()],
             "edges": [
-                [
-                    name,
-                    _chosen(edges.config.edges, NO_INPUTS)
-                    | {"source": edges.source, "target": edges.target},
-                ]
-                for name, edges in self.edges.items()
+                [name, _chosen(own.columns, NO_INPUTS) | ends[name]]
+                for name, own in self.edges.items()
             ],
         }
 
 
-def _chosen(columns: "NodeColumns | EdgeColumns", left_out: tuple[str, ...]) -> dict[str, Any]:
+def _chosen(columns: NodeColumns | EdgeColumns, left_out: tuple[str, ...]) -> dict[str, Any]:
     """Return the keys of a table; those that came later are there only if they are given, as graphs keep their hash."""
-    later = ("split_column", "label") if hasattr(columns, "source") else ()  # those of edges
+    later = ("split_column", "label") if isinstance(columns, EdgeColumns) else ()
     return {
         name: value
         for name, value in dataclasses.asdict(columns).items()
@@ -147,66 +220,295 @@ def _chosen(columns: "NodeColumns | EdgeColumns", left_out: tuple[str, ...]) -> 
     }
 
 
-def read_schema(config: "TablesConfig") -> TableSchema:
-    """Read the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
+@dataclass
+class _Draft:
+    """Tables before it is known whose labels are learned: columns, and of edges the types of both ends."""
 
-    Without a schema, the edges of one table have labels, which are nodes of a type of their own, or different ends.
+    nodes: dict[str, NodeColumns]
+    edges: dict[str, tuple[EdgeColumns, str, str]]
+    times: dict[str, str | None] = field(default_factory=dict)
+
+
+def read_schema(config: Settings) -> TableSchema:
+    """Make the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
 
     Raises:
-        ValueError: it cannot be read, a key is unknown or of the wrong type, or a table does not fit the others; the
-            message begins with "data.schema".
+        ValueError: the schema cannot be read, a key is unknown or of the wrong type, or a table does not fit the
+            others; the message begins with "data.schema".
     """
-    asked, config = config, _replace(config, label_table=None, events=type(config.events)())
+    folder = config.folder
     if config.schema is None:
-        ends, usual = [labelled_edges.NODE_TYPE] * 2, type(config)()
-        if config.edges.bipartite:
-            ends = [config.edges.source, config.edges.target]
-        table = _replace(
+        own = config.edges
+        ends = (own.source, own.target) if own.bipartite else (NODE_TYPE, NODE_TYPE)
+        draft = _Draft(
+            dict.fromkeys(ends, config.nodes), {EDGE_TYPE: (replace(own, bipartite=False), *ends)}
+        )
+    else:
+        draft = _read(config)
+        if folder is None and isinstance(config.schema, str):
+            folder = str(Path(config.schema).parent)
+    rows = _describe_rows(config, draft)
+    of_edges = [name for name, (own, *_) in draft.edges.items() if own.has_labels]
+    of_nodes = [name for name, own in draft.nodes.items() if own.label_columns()]
+    is_typed = bool(
+        config.schema is not None or of_edges or rows is not None or config.edges.bipartite
+    )
+    if rows is not None:
+        of_nodes, of_edges = [label_table.TYPE], []
+        _add_rows(config, draft, rows)
+    wanted = label_table.TYPE if rows is not None else config.label_type
+    found = [*of_nodes, *of_edges] if wanted is not None or not of_edges else of_edges
+    if config.reads_labels and wanted is not None and wanted not in found:
+        raise ValueError(
+            f"task.type={wanted}: {config.origin()} names no label of this type; there are labels of "
+            f"{', '.join(found) or 'no type'}"
+        )
+    labelled = wanted
+    # Without times of nodes, data.split=time divides links alone, which need no labels; a column of edges does so, too.
+    divides_links = is_typed and (
+        config.split == "time"
+        and config.time_column is None
+        or config.split == "column"
+        and any(own.split_column is not None for own, *_ in draft.edges.values())
+    )
+    if wanted is None and len(found) == 1 and (of_edges or not divides_links):
+        labelled = found[0]
+    for name in of_edges:
+        own, source, target = draft.edges[name]
+        if name == labelled:
+            _add_labelled(draft, name)
+        else:
+            draft.edges[name] = without_labels(own), source, target
+    nodes = {
+        name: _node_table(
             config,
-            nodes=usual.nodes,
-            split=None,
-            split_by=None,
-            time_column=None,
-            edges=dataclasses.replace(config.edges, bipartite=False),
+            own,
+            folder,
+            rows if name == label_table.TYPE else None,
+            is_labelled=name == labelled,
+            time=draft.times.get(name, config.time_column),
         )
-        return _choose_labels(
-            asked,
-            TableSchema(
-                {end: _replace(config, edges=usual.edges) for end in ends},
-                {labelled_edges.EDGE_TYPE: EdgeTable(table, *ends)},
-                None,
-            ),
-        )
-    content = _load(config.schema)
-    if config.folder is None and isinstance(config.schema, str):
-        config, asked = (
-            _replace(own, folder=str(Path(config.schema).parent)) for own in (config, asked)
-        )
-    types = {
-        name: _read_nodes(config, name, keys) for name, keys in _section(content, "nodes").items()
+        for name, own in draft.nodes.items()
     }
     edges = {
-        name: _read_edges(config, name, keys) for name, keys in _section(content, "edges").items()
+        name: EdgeTable(
+            own,
+            _resolve(folder, str(own.path)),
+            source,
+            target,
+            _place(own, None if is_typed or found else config.split_by),
+            config.empty if name != label_table.RELATION or rows is None else "zero",
+        )
+        for name, (own, source, target) in draft.edges.items()
     }
+    unread = found if wanted is None and len(found) > 1 else []
+    return TableSchema(nodes, edges, is_typed, labelled, unread, rows)
+
+
+def _node_table(
+    config: Settings,
+    own: NodeColumns,
+    folder: str | None,
+    rows: RowTable | None,
+    *,
+    is_labelled: bool,
+    time: str | None,
+) -> NodeTable:
+    """Complete the columns of a type by how its labels are divided; of other types no labels are read."""
+    path = None if own.path is None else _resolve(folder, own.path)
+    if not is_labelled:
+        features = "hashed" if own.text_features == "scores" else own.text_features
+        plain = replace(own, label=None, labels=[], log_label=False, split_column=None)
+        return NodeTable(replace(plain, text_features=features), path, empty=config.empty)
+    labels = own.label_columns() if config.reads_labels else []
+    if rows is not None:
+        made = "rmse" if config.events.count else "rocauc"
+        metric = config.metric or (None if rows.labels is None else made)
+        return NodeTable(own, path, labels, "time", label_table.TIME, "zero", metric)
+    split = config.split or ("column" if own.split_column is not None else "random")
+    by = {"column": own.split_column, "random": config.split_by, "time": time}[split]
+    if split == "random" and by is not None:
+        split = "group"
+    return NodeTable(own, path, labels, split, by if labels else None, config.empty, config.metric)
+
+
+def _place(own: EdgeColumns, group: str | None) -> Named | None:
+    """Return the kind of the column of edges that divides links, "time", "column" or "group", and its name."""
+    found = (("time", own.time), ("column", own.split_column), ("group", group))
+    return next(((kind, column) for kind, column in found if column is not None), None)
+
+
+def _resolve(folder: str | None, path: str) -> Path:
+    return Path(folder or "", path).expanduser()
+
+
+def without_labels(edges: EdgeColumns) -> EdgeColumns:
+    """Return the columns of a table of edges whose labels are not learned."""
+    return replace(edges, label=None, labels=[], categories=[], text=[])
+
+
+def _add_labelled(draft: _Draft, name: str) -> None:
+    """Let the rows of a table of edges be nodes of a type of their own, with an edge to the node at either end.
+
+    An account that sends money to another becomes ``account <- transaction -> account``. The columns of the edge are
+    features of its node, so that all that nodes can have, edges have too, and two rows between the same nodes stay two.
+    """
+    own, *kinds = draft.edges.pop(name)
+    _refuse_names(draft, [name], [f"{name}_source", f"{name}_target"])
+    draft.times[name] = own.time
+    draft.nodes[name] = NodeColumns(
+        path=own.path,
+        table=own.table,
+        id=ROW,
+        features=[*([] if own.weight is None else [own.weight]), *own.features],
+        log1p=own.log1p,
+        standardize=own.standardize,
+        dates=own.dates,
+        text=own.text,
+        label=own.label,
+        categories=[*([] if own.relation is None else [own.relation]), *own.categories],
+        labels=own.labels,
+        split_column=own.split_column,
+    )
+    for end, column, kind in zip(("source", "target"), (own.source, own.target), kinds):
+        columns = EdgeColumns(path=own.path, table=own.table, source=ROW, target=column)
+        draft.edges[f"{name}_{end}"] = columns, name, str(kind)
+
+
+def _refuse_names(draft: _Draft, types: list[str], relations: list[str]) -> None:
+    """Refuse names of tables that rows need for themselves."""
+    if taken := [*(draft.nodes.keys() & set(types)), *(draft.edges.keys() & set(relations))]:
+        raise ValueError(
+            f"data.schema: {sorted(taken)[0]} is the name of a table, and of what rows with labels become. "
+            "Rename the table"
+        )
+
+
+def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
+    """Describe the label table of a schema; none without one.
+
+    Raises:
+        ValueError: it is not said which nodes or edges it is of.
+    """
+    events, labels, made = config.events, config.rows, None
+    if config.label_table is None and events.table is None:
+        return None
+    if events.table is not None and config.label_table is None:
+        if events.table not in draft.edges:
+            raise ValueError(
+                f"data.events names {events.table}, which is no table of edges; there are "
+                f"{', '.join(draft.edges)}"
+            )
+        made = events.table, events.of
+    key, within = "data.rows.within", labels.within
+    if events.within:
+        key, within = "data.events.within", events.within
+    if made is not None and within is None:
+        raise ValueError(
+            "data.events needs within, the span of time that its labels look ahead, as in "
+            "data.events={count: orders, within: 30d}"
+        )
+    ends = {
+        (name, end): kind
+        for name, (_, *kinds) in draft.edges.items()
+        for end, kind in zip(("source", "target"), kinds)
+    }
+    of_events = ends.get((str(events.table), events.of))
+    only = next(iter(draft.nodes)) if len(draft.nodes) == 1 else None
+    entity = str(labels.type or of_events or only)
+    if entity not in draft.nodes or made is not None and entity != of_events:
+        raise ValueError(
+            f"data.rows.type={entity} must name the type of the nodes that the label table is about: one "
+            f"of {', '.join(draft.nodes) if made is None else of_events}"
+        )
+    timed = [
+        (name, end)
+        for (name, end), kind in ends.items()
+        if kind == entity and draft.edges[name][0].time is not None
+    ]
+    if made is not None and made not in timed:
+        raise ValueError(
+            f"data.events: the table {made[0]} needs a column of times: data.edges.time, or time in its "
+            "part of data.schema"
+        )
+    names = [name for name, _ in timed]
+    found = [
+        label_table.Events(
+            name,
+            end,
+            name if names.count(name) == 1 else f"{name} {end}",
+            [own for own in draft.edges[name][0].value_columns() if own[0] != "dates"],
+        )
+        for name, end in timed
+    ]
+    length = 0.0 if within is None else label_table.length_of(key, within)
+    has_age = config.time_column is not None and draft.nodes[entity].path is not None
+    return RowTable(entity, found, within, length, has_age, made)
+
+
+def _add_rows(config: Settings, draft: _Draft, rows: RowTable) -> None:
+    """Let the rows of a label table be nodes of a type, with an edge from the node that each is about."""
+    _refuse_names(draft, [label_table.TYPE], [label_table.RELATION])
+    path, table = config.label_table, config.rows.table
+    if rows.labels is not None:
+        own = draft.edges[rows.labels[0]][0]
+        path, table = own.path, own.table
+    for name, (own, source, target) in draft.edges.items():
+        draft.edges[name] = replace(without_labels(own), split_column=None), source, target
+    draft.nodes[label_table.TYPE] = NodeColumns(
+        path=path,
+        table=table,
+        id=label_table.ROWS,
+        features=rows.columns(),
+        log1p=rows.logarithms(),
+        standardize=True,
+        label=config.rows.label,
+    )
+    columns = EdgeColumns(path=path, table=table, source=label_table.ROWS, target="id")
+    draft.edges[label_table.RELATION] = columns, label_table.TYPE, rows.entity
+
+
+def _read(config: Settings) -> _Draft:
+    """Read the tables of data.schema."""
+    content = _load(config.schema)
+    usual = {"text_features": config.nodes.text_features}
+    types = {
+        name: _merge(NodeColumns, usual | _mapping(keys, f"nodes.{name}"), f"nodes.{name}")
+        for name, keys in _section(content, "nodes").items()
+    }
+    edges = {name: _read_edges(name, keys) for name, keys in _section(content, "edges").items()}
     if unknown := sorted(set(content) - {"nodes", "edges"}):
         raise ValueError(f"data.schema: {unknown[0]} is unknown; the schema has nodes and edges")
     if not edges:
         raise ValueError("data.schema names no table of edges. Give one or more below edges")
-    for name, table in edges.items():
-        for end in (table.source, table.target):
-            if end not in types:
-                raise ValueError(
-                    f"data.schema: the edges {name} end at nodes of the type {end}, and nodes has "
-                    f"{', '.join(types) or 'no types'}. Add it there; {{}} is enough for a type without a "
-                    "table"
-                )
-    ends = {end for table in edges.values() for end in (table.source, table.target)}
+    ends = [(name, end) for name, (_, *own) in edges.items() for end in own]
+    for name, end in ends:
+        if end not in types:
+            raise ValueError(
+                f"data.schema: the edges {name} end at nodes of the type {end}, and nodes has "
+                f"{', '.join(types) or 'no types'}. Add it there; {{}} is enough for a type without a "
+                "table"
+            )
     for name, nodes in types.items():
-        if nodes.nodes.path is None and name not in ends:
+        if nodes.path is None and name not in [end for _, end in ends]:
             raise ValueError(
                 f"data.schema: the type {name} has no table and no edges. Leave it out, or give its path"
             )
-    return _choose_labels(asked, TableSchema(types, edges, None))
+    return _Draft(types, edges)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that names a key twice, of which YAML keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
+                raise ValueError(
+                    f"data.schema: {key.value} is there twice, in line {key.start_mark.line + 1} and "
+                    "before. Give each table a name of its own"
+                )
+        return super().construct_mapping(node, deep)
 
 
 def _load(value: object) -> dict[str, Any]:
@@ -220,107 +522,36 @@ def _load(value: object) -> dict[str, Any]:
         text = files.read_text(path)
         try:
             limits.check_yaml(text, path.name)
-            _refuse_twice(text)
-            value = yaml.safe_load(text)
+            value = yaml.load(text, _Loader)
         except (yaml.YAMLError, RecursionError) as error:
             raise ValueError(f"data.schema={path} is not YAML: {one_line(error)}") from None
-    if not isinstance(value, Mapping):
-        raise ValueError(
-            f"data.schema holds {type(value).__name__}, and it must hold nodes and edges"
-        )
-    return {str(key): part for key, part in value.items()}
-
-
-def _refuse_twice(text: str) -> None:
-    """Refuse a mapping that names a key twice, of which YAML keeps the last."""
-    pending = [yaml.compose(text, yaml.SafeLoader)]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, yaml.SequenceNode):
-            pending += node.value
-        if not isinstance(node, yaml.MappingNode):
-            continue
-        seen = set()
-        for key, value in node.value:
-            if key.value in seen:
-                raise ValueError(
-                    f"data.schema: {key.value} is there twice, in line {key.start_mark.line + 1} and "
-                    "before. Give each table a name of its own"
-                )
-            seen.add(key.value)
-            pending.append(value)
+    return _mapping(value, "the schema")
 
 
 def _section(content: Mapping, name: str) -> dict[str, Any]:
-    section = content.get(name) or {}
-    if not isinstance(section, Mapping):
-        raise ValueError(
-            f"data.schema: {name} must be a mapping of names to tables, not {type(section).__name__}"
-        )
-    return {str(key): {} if part is None else part for key, part in section.items()}
+    section = _mapping(content.get(name) or {}, name)
+    return {key: {} if part is None else part for key, part in section.items()}
 
 
-def _read_nodes(config: "TablesConfig", name: str, keys: object) -> "TablesConfig":
-    usual = type(config)()
-    chosen = {"text_features": config.nodes.text_features} | _require_mapping(keys, f"nodes.{name}")
-    return _replace(
-        config,
-        schema=None,
-        edges=usual.edges,
-        nodes=_merge(type(usual.nodes), chosen, f"nodes.{name}"),
-    )
-
-
-def _replace(config: "TablesConfig", **changes: Any) -> "TablesConfig":
-    """Replace fields of a configuration, and keep whether it reads labels, which is no field."""
-    found = dataclasses.replace(config, **changes)
-    found.reads_labels = config.reads_labels
-    return found
-
-
-def _read_edges(config: "TablesConfig", name: str, keys: object) -> EdgeTable:
-    usual, keys = type(config)(), _require_mapping(keys, f"edges.{name}")
-    ends = {
-        end: _read_end(f"edges.{name}.{end}", keys.pop(end, None)) for end in ("source", "target")
-    }
-    for end, value in ends.items():
-        if not value.type:
+def _read_edges(name: str, keys: object) -> tuple[EdgeColumns, str, str]:
+    keys, ends = _mapping(keys, f"edges.{name}"), dict[str, End]()
+    for end in ("source", "target"):
+        value = keys.pop(end, None)
+        where = f"edges.{name}.{end}"
+        ends[end] = End(value) if isinstance(value, str) else _merge(End, value or {}, where)
+        if not ends[end].type:
             raise ValueError(
-                f"data.schema: edges.{name}.{end} names no type of nodes. Give it as {end}: TYPE, or as "
-                f"{end}: {{type: TYPE, column: COLUMN}}"
+                f"data.schema: {where} names no type of nodes. Give it as {end}: TYPE, or as {end}: "
+                "{type: TYPE, column: COLUMN}"
             )
-    keys |= {end: value.column or end for end, value in ends.items()}
-    columns = _merge(type(usual.edges), keys, f"edges.{name}")
+        keys[end] = ends[end].column or end
+    columns = _merge(EdgeColumns, keys, f"edges.{name}")
     if columns.path is None:
         raise ValueError(f"data.schema: edges.{name} has no path. Give that of its table")
-    if columns.directed_relations:
-        raise ValueError(
-            f"data.schema: edges.{name}.directed_relations is for graphs with one type of nodes. Leave it "
-            "out: here reverse edges have relations of their own (data.reverse_relations)"
-        )
-    return EdgeTable(
-        _replace(
-            config,
-            schema=None,
-            nodes=usual.nodes,
-            edges=columns,
-            split=None,
-            split_by=None,
-            time_column=None,
-        ),
-        ends["source"].type,
-        ends["target"].type,
-    )
+    return columns, ends["source"].type, ends["target"].type
 
 
-def _read_end(where: str, value: object) -> End:
-    """Read one end of the edges: a type, or its type and column."""
-    return (
-        End(value) if isinstance(value, str) else _merge(End, {} if value is None else value, where)
-    )
-
-
-def _require_mapping(keys: object, where: str) -> dict[str, Any]:
+def _mapping(keys: object, where: str) -> dict[str, Any]:
     if not isinstance(keys, Mapping):
         raise ValueError(
             f"data.schema: {where} must be a mapping of keys, not {type(keys).__name__}"
@@ -330,7 +561,7 @@ def _require_mapping(keys: object, where: str) -> dict[str, Any]:
 
 def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
     """Make an object of keys in a schema."""
-    given = _require_mapping(keys, where)
+    given = _mapping(keys, where)
     if "${" in str(given):  # OmegaConf would read variables of the environment
         raise ValueError(
             f"data.schema: {where} holds ${{...}}, which is not replaced here. Write the value itself"
@@ -345,229 +576,10 @@ def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
         try:
             OmegaConf.update(merged, name, value)
         except OmegaConfBaseException:
-            wanted = next(text for word, text in KINDS.items() if word in types[name])
-            raise ValueError(f"data.schema: {where}.{name}={value} must be {wanted}") from None
+            raise ValueError(
+                f"data.schema: {where}.{name}={value} must be of the type {types[name]}"
+            ) from None
     return cast(Keys, OmegaConf.to_object(merged))
-
-
-def _choose_labels(config: "TablesConfig", schema: TableSchema) -> TableSchema:
-    """Keep the labels of one type of nodes, or of one table of edges, whose rows become nodes."""
-    of_edges = [
-        name
-        for name, table in schema.edges.items()
-        if labelled_edges.has_labels(table.config.edges)
-    ]
-    of_nodes = [
-        name
-        for name, table in schema.nodes.items()
-        if table.nodes.label is not None or table.nodes.labels
-    ]
-    wanted, rows = config.label_type, _describe_rows(config, schema) if config.has_rows else None
-    if rows is not None:
-        of_nodes, of_edges = [], []
-    found = [*of_nodes, *of_edges] if wanted is not None or not of_edges else of_edges
-    if config.reads_labels and rows is None:
-        _check_labels(wanted, found, schema)
-    labelled = wanted
-    # Without times of nodes, data.split=time divides links alone, which need no labels; a column of edges does so, too.
-    if wanted is None and (
-        of_edges
-        or not (config.split == "time" and config.time_column is None)
-        and not (config.split == "column" and schema.divided)
-    ):
-        labelled = found[0] if len(found) == 1 else None
-    for name, nodes in schema.nodes.items():
-        if name != labelled:
-            columns = dataclasses.replace(
-                nodes.nodes,
-                label=None,
-                labels=[],
-                log_label=False,
-                split_column=None,
-                text_features="hashed"
-                if nodes.nodes.text_features == "scores"
-                else nodes.nodes.text_features,
-            )
-            schema.nodes[name] = _replace(
-                nodes, nodes=columns, split=None, split_by=None, time_column=None
-            )
-    if rows is not None:
-        _add_rows(config, schema, rows)
-        for table in schema.edges.values():
-            columns = dataclasses.replace(
-                labelled_edges.without_labels(table.config.edges), split_column=None
-            )
-            table.config = _replace(table.config, edges=columns)
-        return dataclasses.replace(schema, labelled=label_table.TYPE, rows=rows)
-    for name in of_edges:
-        table = schema.edges.pop(name)
-        if name == labelled:
-            _add_labelled(config, schema, name, table)
-        else:
-            schema.edges[name] = dataclasses.replace(
-                table,
-                config=_replace(
-                    table.config, edges=labelled_edges.without_labels(table.config.edges)
-                ),
-            )
-    return dataclasses.replace(
-        schema, labelled=labelled, unread=found if wanted is None and len(found) > 1 else []
-    )
-
-
-def _describe_rows(config: "TablesConfig", schema: TableSchema) -> RowTable:
-    """Describe the label table of a schema.
-
-    Raises:
-        ValueError: it is not said which nodes or edges it is of.
-    """
-    events, labels, made = config.events, config.rows, None
-    if events.table is not None and config.label_table is None:
-        if events.table not in schema.edges:
-            raise ValueError(
-                f"data.events names {events.table}, which is no table of edges; there are "
-                f"{', '.join(schema.edges)}"
-            )
-        made = events.table, events.of
-    key, within = (
-        ("data.events.within", events.within)
-        if events.within
-        else ("data.rows.within", labels.within)
-    )
-    of_events = (
-        getattr(schema.edges[events.table], events.of) if events.table in schema.edges else None
-    )
-    entity = (
-        labels.type or of_events or (next(iter(schema.nodes)) if len(schema.nodes) == 1 else None)
-    )
-    if entity not in schema.nodes or made is not None and entity != of_events:
-        raise ValueError(
-            f"data.rows.type={entity or 'null'} must name the type of the nodes that the label table is "
-            f"about: one of {', '.join(schema.nodes) if made is None else of_events}"
-        )
-    ends = [
-        (name, end)
-        for name, table in schema.edges.items()
-        if table.config.edges.time is not None
-        for end in ("source", "target")
-        if getattr(table, end) == entity
-    ]
-    if made is not None and made not in ends:
-        raise ValueError(
-            f"data.events: the table {made[0]} needs a column of times. Name it by "
-            + ("data.edges.time" if config.schema is None else f"time, below edges.{made[0]}")
-        )
-    found = [
-        label_table.Events(
-            name,
-            end,
-            name if [name for name, _ in ends].count(name) == 1 else f"{name} {end}",
-            [
-                (option, column)
-                for option, column in schema.edges[name].config.value_columns("edges")
-                if option != "dates"
-            ],
-        )
-        for name, end in ends
-    ]
-    return RowTable(
-        str(entity),
-        found,
-        within,
-        0.0 if within is None else label_table.length_of(key, within),
-        config.time_column is not None and schema.nodes[str(entity)].nodes.path is not None,
-        made,
-    )
-
-
-def _add_rows(config: "TablesConfig", schema: TableSchema, rows: RowTable) -> None:
-    """Let the rows of a label table be nodes of a type, with an edge from the node that each is about."""
-    usual = type(config)()
-    if label_table.TYPE in schema.nodes:
-        raise ValueError(
-            f"data.schema: {label_table.TYPE} is a type of nodes, and the name of the rows of the label "
-            "table. Rename the type"
-        )
-    if label_table.RELATION in schema.edges:
-        raise ValueError(
-            f"data.schema: edges.{label_table.RELATION} has the name of the edges from the rows of the "
-            "label table. Rename it"
-        )
-    path = (
-        config.label_table
-        if rows.labels is None
-        else schema.edges[rows.labels[0]].config.edges.path
-    )
-    table = (
-        config.rows.table
-        if rows.labels is None
-        else schema.edges[rows.labels[0]].config.edges.table
-    )
-    plain = _replace(
-        config,
-        schema=None,
-        label_table=None,
-        events=usual.events,
-        nodes=usual.nodes,
-        edges=usual.edges,
-        split="time",
-        time_column=label_table.TIME,
-        empty="zero",
-        metric=config.metric
-        or (None if rows.labels is None else "rmse" if config.events.count else "rocauc"),
-    )
-    schema.nodes[label_table.TYPE] = _replace(
-        plain,
-        nodes=dataclasses.replace(
-            usual.nodes,
-            path=path,
-            table=table,
-            id=label_table.ROWS,
-            features=rows.columns(),
-            log1p=rows.logarithms(),
-            standardize=True,
-            label=config.rows.label,
-        ),
-    )
-    schema.edges[label_table.RELATION] = EdgeTable(
-        _replace(
-            plain,
-            split=None,
-            time_column=None,
-            edges=(
-                dataclasses.replace(
-                    usual.edges, path=path, table=table, source=label_table.ROWS, target="id"
-                )
-            ),
-        ),
-        label_table.TYPE,
-        rows.entity,
-    )
-
-
-def _add_labelled(config: "TablesConfig", schema: TableSchema, name: str, table: EdgeTable) -> None:
-    """Let the rows of a table of edges be nodes of a type, with edges to both ends."""
-    own, usual = table.config.edges, type(config)()
-    if name in schema.nodes:
-        raise ValueError(
-            f"data.schema: {name} is a type of nodes, and the name of edges with labels. Rename one"
-        )
-    schema.nodes[name] = _replace(
-        table.config,
-        edges=usual.edges,
-        nodes=labelled_edges.as_nodes(own, usual.nodes),
-        split=config.split,
-        split_by=config.split_by,
-        time_column=own.time,
-    )
-    for end, kind in (("source", table.source), ("target", table.target)):
-        relation = f"{name}_{end}"
-        if relation in schema.edges:
-            raise ValueError(
-                f"data.schema: edges.{relation} has the name of the {end}s of edges.{name}. Rename it"
-            )
-        columns = labelled_edges.to_end(own, end, usual.edges)
-        schema.edges[relation] = EdgeTable(_replace(table.config, edges=columns), name, kind)
 
 
 def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
@@ -595,18 +607,6 @@ def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
                     )
 
 
-def _check_labels(wanted: str | None, found: list[str], schema: TableSchema) -> None:
-    """Refuse to learn labels that are not there."""
-    if wanted is not None and wanted not in {*schema.nodes, *found}:
-        raise ValueError(
-            f"task.type={wanted}: data.schema has no such type of nodes; there are "
-            f"{', '.join(schema.nodes)}"
-        )
-    if wanted is not None and wanted not in found:
-        has = f"there are labels of {', '.join(found)}" if found else "no type has some"
-        raise ValueError(f"task.type={wanted}: data.schema names no label of this type; {has}")
-
-
 def without_paths(schema: object, other: str) -> dict[str, Any]:
     """Return the content of a schema with another text for the path of each table."""
     content = _load(schema)
@@ -619,47 +619,49 @@ def without_paths(schema: object, other: str) -> dict[str, Any]:
     }
 
 
-def check_schema(config: "TablesConfig") -> None:
-    """Refuse tables that are not there, and columns that they do not have.
+def check_tables(config: Settings) -> None:
+    """Refuse tables that are not there, and columns that they do not have or that cannot be what the keys say.
 
     Raises:
         ValueError: names the type or the table of edges.
     """
     schema = read_schema(config)
-    timed = [name for name, table in schema.edges.items() if table.config.edges.time is not None]
-    if timed and schema.divided:
-        raise ValueError(
-            f"data.schema: edges.{timed[0]}.time and edges.{schema.divided[0]}.split_column exclude each "
-            "other: links are divided by times or by a column. Leave one of them out"
-        )
-    for what, tables in (
-        ("the type", schema.nodes),
-        ("the edges", {name: table.config for name, table in schema.edges.items()}),
-    ):
-        for name, table in tables.items():
-            path = table.nodes.path if what == "the type" else table.edges.path
-            if path is not None and not is_there(table.resolve(path)):
-                raise ValueError(
-                    f"data.schema: {what} {name}: path={path} does not exist; its full path is "
-                    f"{table.resolve(path).absolute()}"
-                )
+    for part, tables in (("nodes", schema.nodes), ("edges", schema.edges)):
+        for name, own in tables.items():
+            if own.path is None or is_made(own):
+                continue
             try:
-                table.check_columns()
+                _check(own, f"data.{part}")
             except ValueError as error:
-                where = "" if config.schema is None else f"data.schema: {what} {name}: "
+                where = "" if config.schema is None else f"data.schema: {part}.{name}: "
+                raise ValueError(f"{where}{error}") from None
+
+
+def _check(own: NodeTable | EdgeTable, part: str) -> None:
+    path, columns, key = own.path, own.columns, own.key
+    assert path is not None
+    if not heads.is_there(path):
+        raise ValueError(
+            f"{part}.path={columns.path} does not exist; its full path is {path.absolute()}"
+        )
+    for name in ("log1p", "quantiles"):
+        if wrong := set(getattr(columns, name, [])) - set(columns.features):
+            raise ValueError(f"{key}.{name} names {min(wrong)}, which is not in {key}.features")
+    if isinstance(own, NodeTable):
+        labels = {column for _, column in own.labels}
+        for name in INPUTS:
+            if known := labels & set(getattr(columns, name)):
                 raise ValueError(
-                    f"{where}{_of_edges(str(error)) if table.nodes.id == ROW else error}"
-                ) from None
+                    f"{key}.{name} names {min(known)}, which is the label: the model would read what it "
+                    "is to predict. Leave it out"
+                )
+        if own.split in ("column", "time") and labels and own.by is None:
+            wanted = "data.time_column" if own.split == "time" else f"{key}.split_column"
+            raise ValueError(f"data.split={own.split} needs {wanted}, a column of {path}")
+    heads.check(key, path, columns.table, own.named)
 
 
-def _of_edges(message: str) -> str:
-    """Name the keys of a table of edges in a message about the nodes that its rows are."""
-    return message.replace("data.nodes.", "data.edges.").replace(
-        "data.time_column", "data.edges.time"
-    )
-
-
-def check_relation(config: "TablesConfig", wanted: object) -> None:
+def check_relation(config: Settings, wanted: object) -> None:
     """Refuse to learn links of a relation that the schema does not have, or without times, before the tables are read.
 
     Relations in a column of a table are known only when it is read.
@@ -672,41 +674,35 @@ def check_relation(config: "TablesConfig", wanted: object) -> None:
     """
     schema = read_schema(config)
     known = {
-        (table.source, name, table.target): name
-        for name, table in schema.edges.items()
-        if table.config.edges.relation is None
+        (own.source, name, own.target): own.columns
+        for name, own in schema.edges.items()
+        if own.columns.relation is None
     }
     columns = [
-        f"column {table.config.edges.relation} of edges.{name}"
-        for name, table in schema.edges.items()
-        if table.config.edges.relation is not None
+        f"column {own.columns.relation} of edges.{name}"
+        for name, own in schema.edges.items()
+        if own.columns.relation is not None
     ]
     if columns and wanted is None:
-        more = f", and {', '.join(show(relation) for relation in known)}" if known else ""
         raise ValueError(
             f"task=link learns the links of one relation, and {config.origin()} has several. Choose one "
-            f"by task.relation; there are those in {' and '.join(columns)}{more}"
+            f"by task.relation; there are those in {', '.join([*columns, *map(show, known)])}"
         )
-    tables = [table.config.edges for table in schema.edges.values()]
+    tables = [own.columns for own in schema.edges.values()]
     if not columns:
-        forward = list(known)
-        reverse = [(target, f"{REVERSE}{name}", source) for source, name, target in forward]
-        chosen = choose_relation(
-            [*forward, *reverse] if config.reverse_relations else forward, wanted, config.origin()
-        )
-        tables = [schema.edges[known[forward[chosen]]].config.edges]
-    if (
-        config.link_split() == "column"
-        and schema.divided
-        and all(edges.split_column is None for edges in tables)
-    ):
+        reverse = [(target, f"{REVERSE}{name}", source) for source, name, target in known]
+        every = [*known, *reverse] if config.reverse_relations else [*known]
+        tables = [list(known.values())[choose_relation(every, wanted, config.origin())]]
+    key = {"time": "time", "column": "split_column"}.get(config.link_split())
+    if key is not None and all(getattr(own, key) is None for own in tables):
         raise ValueError(
-            f"task.relation={show(wanted)}: the links of edges.{schema.divided[0]} are divided by a "
-            "column of splits, and those of this relation have none. Name it by split_column, in its "
-            "part of data.schema, or set data.split=random"
+            f"task.relation={show(wanted)} with data.split={config.link_split()} needs the key {key} in "
+            "the part of data.schema of this relation. Give it, or set data.split=random"
         )
-    if config.split == "time" and all(edges.time is None for edges in tables):
-        raise ValueError(
-            f"task.relation={show(wanted)} with data.split=time needs times. Name their column by time, "
-            "in the part of data.schema of this relation, or set data.split=random"
-        )
+
+
+def is_made(own: NodeTable | EdgeTable) -> bool:
+    """Tell whether a table is that of the rows of a label table, or of the edges from them."""
+    columns = own.columns
+    first = columns.id if isinstance(columns, NodeColumns) else columns.source
+    return first == label_table.ROWS

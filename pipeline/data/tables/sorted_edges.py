@@ -1,4 +1,4 @@
-"""Edges of tables: nodes numbered, ids joined, sorted by DuckDB; equal edges merged in a stream."""
+"""Edges of tables: ids joined with the numbers of nodes, equal edges merged and sorted, by DuckDB."""
 
 import contextlib
 import logging
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
-from torch_geometric.utils import scatter
 
 from parallel_epochs.models.edge_index import INT32_END, choose_dtype
 from parallel_epochs.pipeline.data.incident import incident_rows, num_channels
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted
+from parallel_epochs.pipeline.data.tables.label_rows import Snapshots
+from parallel_epochs.pipeline.data.tables.schema import EdgeTable
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
 from parallel_epochs.pipeline.data.tables.values import Values
@@ -27,25 +27,38 @@ log = logging.getLogger(__name__)
 DST, SRC = 32, 1
 NODE = INT32_END - 1
 WHOLE_NUMBER = "[+-]?[0-9]{1,18}"
+# One-hot columns of relations: more of them are ids rather than kinds.
+MOST_ONE_HOT = 4096
 
 
-@dataclass(frozen=True)
-class RelationLimit:
-    """How many relations a column may hold.
+@dataclass
+class ReadEdges:
+    """A table of edges, as it stands in the database.
 
     Attributes:
-        most: at most so many.
-        reason: why more are refused.
-        key: that names the column.
+        table: its columns, and the types of both ends.
+        part: of the database.
+        names: of its relations, in the order of their numbers.
+        values: columns of numbers and of dates that become features.
+        fitted: what is known of them.
+        num_one_hot: one-hot columns of relations, which a graph with one type of nodes has behind the features.
+        hides: whether the edges from sources in the table ``hidden`` are left out, and their reverse is not.
+        sends: whether any edge from its sources is there; their reverse is anyway.
     """
 
-    most: int
-    reason: str
-    key: str
+    table: EdgeTable
+    part: str
+    names: list[str]
+    values: Values
+    fitted: Fitted
+    num_one_hot: int = 0
+    hides: bool = False
+    sends: bool = True
 
-
-# One-hot columns of relations: more of them are ids rather than kinds.
-ONE_HOT = RelationLimit(4096, "would be as many features of each edge", "data.edges.relation")
+    @property
+    def num_features(self) -> int:
+        """Columns of features of its edges."""
+        return self.values.num_features(self.fitted.flagged) + self.num_one_hot
 
 
 @dataclass
@@ -54,12 +67,10 @@ class Counted:
 
     Attributes:
         in_degree: edges that end at each node [num_nodes], int64.
-        num_merged: rows that were equal to another.
     """
 
     structure: Structure
     in_degree: np.ndarray
-    num_merged: int
 
 
 def order_of(db: Database, table: str, column: str) -> str:
@@ -99,31 +110,24 @@ def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
 def join(
     db: Database,
     source: Source,
-    ends: tuple[str, str],
+    table: EdgeTable,
     values: Values,
-    relation: str | None,
+    nodes: tuple[str, str],
     *,
-    time: tuple[str, str] | None,
-    id_column: str | None,
-    refuse_dangling: bool,
-    fitted: Fitted | None = None,
-    nodes: tuple[str, str] = ("nodes", "nodes"),
-    limit: RelationLimit = ONE_HOT,
-    unknown: str = "error",
-    until: float | None = None,
+    fitted: Fitted | None,
+    most_relations: int,
+    refuses_dangling: bool,
+    unknown: str,
+    until: float | None,
 ) -> Fitted:
-    """Join the table of edges with the numbers of nodes, and refuse or report rows that are odd.
+    """Join a table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
-        ends: the columns of the ids that edges come from, and that they go to.
         values: the columns of numbers and of dates.
-        relation: the column of the kind of edge, if there is one.
-        time: how links are divided by a column and which, see :meth:`Source.place`; none: by none.
-        id_column: of the table of nodes, if there is one.
-        refuse_dangling: whether an edge that names no node is an error; it is left out otherwise.
-        fitted: what was learned of the tables of a training; none: this table tells.
         nodes: the tables of nodes that edges come from, and that they go to.
-        limit: of the relations.
+        fitted: what was learned of the tables of a training; none: this table tells.
+        most_relations: relations that the column may hold.
+        refuses_dangling: whether an edge that names no node is an error; it is left out otherwise.
         unknown: what is done with a relation that the training did not see: "error" refuses it, "empty" takes the cell
             for empty.
         until: only edges from before this time tell how features are scaled; none: all of them do.
@@ -134,39 +138,29 @@ def join(
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
-    ids = [source.text(column) for column in ends]
-    chosen = [f"{cell} AS v{place}" for place, cell in enumerate(values.cells(db, source))]
+    columns = table.columns
+    ends = (columns.source, columns.target)
+    places = range(len(values.columns))
+    chosen = [f"{source.text(column)} AS {side}" for column, side in zip(ends, "st")]
+    chosen += [f"{cell} AS v{place}" for place, cell in enumerate(values.cells(db, source))]
+    kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in places)]
     joins = [
         f"LEFT JOIN {own} AS {side} ON e.{side} = {side}.id"
-        for own, side in zip(nodes, ("s", "t"), strict=True)
+        for own, side in zip(nodes, "st", strict=True)
     ]
-    kept = [
-        "s.number AS s",
-        "t.number AS t",
-        *(f"v{place}" for place in range(len(values.columns))),
-    ]
-    if relation is not None:
-        kind = source.text(relation)
-        _number_relations(
-            db,
-            source,
-            relation,
-            ids,
-            None if fitted is None else fitted.relations,
-            nodes,
-            limit,
-            unknown,
-        )
-        chosen.append(f"{kind} AS r")
+    if columns.relation is not None:
+        known = None if fitted is None else fitted.relations
+        _number_relations(db, source, columns.relation, known, most_relations)
+        chosen.append(f"{source.text(columns.relation)} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
-        kept.append("r.number AS r")
-    if time is not None:
-        chosen.append(f"{source.place(db, *time)} AS w")
+        kept += ["r.number AS r", "e.r AS kind"]
+    if table.place is not None:
+        chosen.append(f"{source.place(db, *table.place)} AS w")
         kept.append("w")
-    inner = ", ".join([f"{ids[0]} AS s", f"{ids[1]} AS t", *chosen])
     db.stage(
         "joined",
-        f"SELECT {', '.join(kept)} FROM (SELECT {inner} FROM {source.relation}) AS e {' '.join(joins)}",
+        f"SELECT {', '.join(kept)} FROM (SELECT {', '.join(chosen)} FROM {source.relation}) AS e "
+        f"{' '.join(joins)}",
         "joining edges with nodes",
         ordered=False,
     )
@@ -176,74 +170,28 @@ def join(
         {f"v{place}": name for place, name in values.unscaled()},
         "Subtract a constant to keep their differences, or set data.edges.standardize=true",
     )
-    missing = _report(
-        db,
-        source,
-        ends,
-        values,
-        id_column=id_column,
-        refuse_dangling=refuse_dangling,
-        nodes=nodes,
-        fitted=fitted,
-    )
+    missing = _report(db, source, ends, values, nodes, fitted, refuses_dangling=refuses_dangling)
+    if columns.relation is not None:
+        _refuse_relations(db, source, columns.relation, unknown)
     if fitted is not None:
         return fitted
-    flagged = (
-        [place for place, count in enumerate(missing) if count] if values.empty == "flag" else []
-    )
-    return values.fit_edges(
-        db,
-        source.name,
-        Fitted(Columns(), relations(db), flagged),
-        until if time is not None else None,
-    )
+    flagged = [place for place in places if missing[place]] if values.empty == "flag" else []
+    found = Fitted(Columns(), relations(db), flagged)
+    return values.fit_edges(db, source.name, found, until if table.place is not None else None)
 
 
 def _number_relations(
-    db: Database,
-    source: Source,
-    column: str,
-    ids: list[str],
-    known: list[str] | None,
-    nodes: tuple[str, str],
-    limit: RelationLimit,
-    unknown: str,
+    db: Database, source: Source, column: str, known: list[str] | None, most: int
 ) -> None:
     """Make the table of relations, numbered as those of a training if they are `known`.
 
-    Args:
-        ids: SQL of the ids of both ends.
-
     Raises:
-        ValueError: there are too many, or one that is not known.
+        ValueError: there are too many.
     """
-    kind = source.text(column)
     if known is not None:
-        schema = pa.schema([("number", pa.int32()), ("name", pa.string())])
-        db.fill(
-            "relations",
-            schema,
-            iter(
-                [
-                    pa.record_batch(
-                        [pa.array(range(len(known)), pa.int32()), pa.array(known, pa.string())],
-                        schema=schema,
-                    )
-                ]
-            ),
-        )
-        joined = " AND ".join(
-            f"{id} IN (SELECT id FROM {own})" for id, own in zip(ids, nodes)
-        )  # others are dropped
-        is_new = f"{kind} NOT IN (SELECT name FROM relations) AND {joined}"
-        if unknown == "error" and (found := source.find_row(db, is_new, kind)):
-            name, row, (text,) = found
-            mend = "set data.unknown=empty, " if limit is ONE_HOT else ""
-            raise ValueError(
-                f"{name}: row {row}, column {column} holds {text!r}, a relation that the training did "
-                f"not see. Leave such edges out, {mend}or train with edges of this relation"
-            )
+        db.fill_names("relations", known)
         return
+    kind = source.text(column)
     db.stage(
         "relation_names",
         f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
@@ -255,10 +203,24 @@ def _number_relations(
         f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
         "numbering relations",
     )
-    if (found := num_relations(db)) > limit.most:
+    if (found := len(relations(db))) > most:
         raise ValueError(
-            f"{source.name}: column {column} holds {found:,} different relations, which {limit.reason}; "
-            f"at most {limit.most:,} ({limit.key})"
+            f"{source.name}: column {column} holds {found:,} different relations, which are ids rather "
+            f"than kinds of edges; at most {most:,} are read ({source.key}.relation)"
+        )
+
+
+def _refuse_relations(db: Database, source: Source, column: str, unknown: str) -> None:
+    """Refuse a relation of joined edges that the training did not see."""
+    found = db.execute(
+        "SELECT min(kind) FROM joined WHERE kind IS NOT NULL AND r IS NULL AND s IS NOT NULL AND t IS "
+        "NOT NULL"
+    )[0][0]
+    if found is not None and unknown == "error":
+        name, row, _ = source.first_row(db, f"{source.text(column)} = {literal(found)}")
+        raise ValueError(
+            f"{name}: row {row}, column {column} holds {found!r}, a relation that the training did not "
+            "see. Leave such edges out, set data.unknown=empty, or train with edges of this relation"
         )
 
 
@@ -271,227 +233,243 @@ def relations(db: Database) -> list[str]:
     )
 
 
-def num_relations(db: Database) -> int:
-    """Return the number of relations; 0 if there is no column of them."""
-    return db.execute("SELECT count(*) FROM relations")[0][0] if db.has("relations") else 0
-
-
 def _report(
     db: Database,
     source: Source,
     ends: tuple[str, str],
     values: Values,
-    *,
-    id_column: str | None,
-    refuse_dangling: bool,
     nodes: tuple[str, str],
     fitted: Fitted | None,
+    *,
+    refuses_dangling: bool,
 ) -> list[int]:
     """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
-    ids = [source.text(column) for column in ends]
-    counts = [f"count(*) FILTER (v{place} IS NULL)" for place in range(len(values.columns))]
-    more = ["count(*) FILTER (r IS NULL)"] if db.has("relations") else []
+    counts = [f"v{place} IS NULL" for place in range(len(values.columns))]
+    counts += ["r IS NULL"] if db.has("relations") else []
     is_loop = "s = t" if nodes[0] == nodes[1] else "false"
+    more = "".join(
+        f", count(*) FILTER ({each})" for each in ["s IS NULL OR t IS NULL", is_loop, *counts]
+    )
     rows, dangling, loops, *missing = db.execute(
-        f"SELECT count(*), count(*) FILTER (s IS NULL OR t IS NULL), count(*) FILTER ({is_loop})"
-        f"{''.join(f', {count}' for count in [*counts, *more])} FROM joined",
-        "counting edges",
+        f"SELECT count(*){more} FROM joined", "counting edges"
     )[0]
     notes = []
     if dangling:
-        name, row, (first, second) = source.first_row(
-            db,
-            f"coalesce({ids[0]} NOT IN (SELECT id FROM {nodes[0]}), true) OR "
-            f"coalesce({ids[1]} NOT IN (SELECT id FROM {nodes[1]}), true)",
-            *ids,
-        )
-        known = [
-            id is not None and bool(db.execute(f"SELECT 1 FROM {own} WHERE id = " + literal(id)))
-            for id, own in zip((first, second), nodes)
+        wrong = [
+            f"coalesce({source.text(column)} NOT IN (SELECT id FROM {own}), true)"
+            for column, own in zip(ends, nodes)
         ]
-        column, id = (ends[1], second) if known[0] else (ends[0], first)
-        problem = (
-            f"column {column} is empty"
-            if id is None
-            else f"column {column} names {id!r}, which is not a node"
-        )
-        if refuse_dangling:
+        ids = [source.text(column) for column in ends]
+        name, row, (is_source, *cells) = source.first_row(db, " OR ".join(wrong), wrong[0], *ids)
+        column, id = (ends[0], cells[0]) if is_source else (ends[1], cells[1])
+        problem = f"column {column} names {id!r}, which is not a node"
+        if id is None:
+            problem = f"column {column} is empty"
+        if refuses_dangling:
             raise ValueError(
                 f"{name}: row {row}, {problem}; {dangling:,} rows in all are affected. data.dangling=drop "
                 "leaves them out"
             )
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
     notes += values.report(db, source, missing, None if fitted is None else fitted.flagged)
-    if more and missing[-1]:
+    if len(missing) > len(values.columns) and missing[-1]:
         notes.append(f"{missing[-1]:,} without a relation")
     if loops:
         notes.append(words.count(loops, "self-loop"))
     log.info("%s: %s edges%s", source.name, f"{rows:,}", "".join(f"; {note}" for note in notes))
-    if dangling == rows and (rows or fitted is None):
-        if not rows:
-            raise ValueError(f"{source.name} holds no edges below its header")
-        hint = f"; are {ends[0]} and {ends[1]} ids of the column {id_column}?"
+    if not rows and fitted is None:
+        raise ValueError(f"{source.name} holds no edges below its header")
+    if rows and dangling == rows:
         raise ValueError(
-            f"{source.name}: none of its {rows:,} rows names two nodes{hint if id_column else ''}"
+            f"{source.name}: none of its {rows:,} rows names two nodes; are {ends[0]} and {ends[1]} ids "
+            "of the tables of nodes?"
         )
     return missing[: len(values.columns)]
 
 
-def sort(db: Database, features: list[str], *, has_times: bool, both: bool) -> None:
-    """Sort the edges by destination, then source.
+def sort(
+    db: Database,
+    edges: list[ReadEdges],
+    first: dict[str, int],
+    *,
+    is_typed: bool,
+    both: bool,
+    loops_of: str | None = None,
+    snapshots: Snapshots | None = None,
+) -> None:
+    """Sort the edges by destination, source and relation, in the stage ``sorted``; equal ones become one.
+
+    Weights of equal edges are added, other numbers averaged, in the order of their values: that of the rows depends on
+    the number of threads. Of times the earliest is kept, and of one-hot relations each. In a graph with one type of
+    nodes an edge and its reverse become the mean of both, as float32.
+
+    With snapshots, edges of different times stay apart, and the time becomes the number of the first snapshot that is
+    later, -1 for an edge without a time. Those that no snapshot has are left out.
 
     Args:
-        features: SQL of each, see :meth:`Values.of_edges`.
-        has_times: whether there is a column of times.
+        first: number of the first node of each type.
         both: sort the reverse of each edge among them.
+        loops_of: the table of nodes that get the missing self-loops, whose features are the means of those of the
+            edges that end there.
+        snapshots: none without a label table.
     """
-    columns = "".join(f", {feature} AS v{place}" for place, feature in enumerate(features))
-    if db.has("relations"):
-        columns += ", coalesce(r, -1) AS r"
-    if has_times:
-        columns += ", w"
-    forward = (
-        f"SELECT ((t::BIGINT << {DST}) | (s::BIGINT << {SRC})) AS k{columns} FROM joined "
-        "WHERE s IS NOT NULL AND t IS NOT NULL"
+    num_features = sum(own.num_features for own in edges)
+    num_forward = sum(len(own.names) for own in edges) if is_typed else 0
+    rows, merges, column, relation = list[str](), list[str](), 0, 0
+    for own in edges:
+        rows += _rows_of(own, first, column, relation, num_features, num_forward, both=both)
+        firsts = zip(own.values.first_features, own.values.columns)
+        added = [place for place, (option, _) in firsts if option == "weight"]
+        num_values = own.num_features - own.num_one_hot
+        merges += ["sum" if place in added else "avg" for place in range(num_values)]
+        merges += ["max"] * own.num_one_hot
+        column, relation = column + own.num_features, relation + len(own.names)
+    names = [f"v{place}" for place in range(num_features)]
+    merged = [
+        f"{how}({name}::DOUBLE ORDER BY {name})::FLOAT AS {name}"
+        for how, name in zip(merges, names)
+    ]
+    by, time = ("k, r", "min(w) AS w") if snapshots is None else ("k, r, w", "w")
+    query = (
+        f"SELECT {', '.join(['k, r', *merged, time])}, (count(*) - 1) * (1 - (k & 1)) AS num "
+        f"FROM ({' UNION ALL '.join(rows)}) GROUP BY {by}"
     )
-    backward = (
-        f" UNION ALL SELECT ((s::BIGINT << {DST}) | (t::BIGINT << {SRC}) | 1) AS k{columns} FROM joined "
-        "WHERE s <> t"
-    )
-    db.stage("sorted", f"{forward}{backward if both else ''} ORDER BY k", "sorting edges")
-
-
-class Tally:
-    """Counts sorted edges block by block.
-
-    Args:
-        num_nodes: number of nodes.
-    """
-
-    def __init__(self, num_nodes: int):
-        self.in_degree, self._linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
-        self.num_loops = self.num_duplicates = 0
-        self._last = -1
-
-    def add(self, pairs: np.ndarray, *, merged: bool = False) -> None:
-        """Count the next edges.
-
-        Args:
-            pairs: the destination and source of each, in this order, as one number.
-            merged: whether equal edges become one.
-        """
-        is_new = np.diff(pairs, prepend=self._last) != 0
-        self._last = pairs[-1]
-        if merged:
-            pairs = pairs[is_new]
-        else:
-            self.num_duplicates += int(np.count_nonzero(~is_new))
-        if not len(pairs):
-            return
-        dst, src = pairs >> (DST - SRC), pairs & NODE
-        self.in_degree[dst[0] : dst[-1] + 1] += np.bincount(dst - dst[0])
-        loops = src == dst
-        self.num_loops += int(np.count_nonzero(loops))
-        self._linked[src[~loops]] = self._linked[dst[~loops]] = True
-
-    def finish(self, num_without_reverse: int, num_merged: int = 0) -> Counted:
-        """Return what was counted."""
-        return Counted(
-            Structure(
-                len(self.in_degree),
-                int(self.in_degree.sum()),
-                num_without_reverse,
-                self.num_loops,
-                self.num_duplicates,
-                int(np.count_nonzero(~self._linked)),
-            ),
-            self.in_degree,
-            num_merged,
+    key = "k - (k & 1)"
+    if is_typed:
+        query = f"SELECT * REPLACE ({key} AS k) FROM ({query})"
+    else:
+        means = [
+            f"{f'max({name})' if how == 'max' else _mean(name)} AS {name}"
+            for how, name in zip(merges, names)
+        ]
+        query = (
+            f"SELECT {', '.join([f'{key} AS k', '0 AS r', *means, 'min(w) AS w'])}, sum(num) AS num "
+            f"FROM ({query}) GROUP BY {key}"
+        )
+    if snapshots is not None:
+        query = snapshots.number_edges(query)
+    if loops_of is not None:
+        loop = f"((number::BIGINT << {DST}) | (number::BIGINT << {SRC}))"
+        means = [f"coalesce(avg({name} ORDER BY k), 0)::FLOAT" for name in names]
+        query = (
+            f"WITH edges AS ({query}) SELECT * FROM edges UNION ALL SELECT "
+            f"{', '.join([loop, '0', *means, 'NULL', '0'])} FROM {loops_of} LEFT JOIN edges ON "
+            f"(k >> {DST}) = number GROUP BY number HAVING NOT coalesce(bool_or(k = {loop}), false)"
+        )
+    db.stage("sorted", f"SELECT * FROM ({query}) ORDER BY {by}", "sorting edges")
+    if num_merged := db.execute("SELECT sum(num) FROM sorted")[0][0]:
+        log.info(
+            "edges: %s merged with an edge of the same relation between the same nodes",
+            words.count(int(num_merged), "row was", "rows were"),
         )
 
 
-def count(db: Database, num_nodes: int, *, both: bool, add_self_loops: bool) -> Counted:
+def _mean(name: str) -> str:
+    """Write SQL of the mean of one or two numbers of float32, without a sum that is rounded otherwise."""
+    return f"(min({name}) * 0.5::FLOAT + max({name}) * 0.5::FLOAT)::FLOAT"
+
+
+def _rows_of(
+    own: ReadEdges,
+    first: dict[str, int],
+    column: int,
+    relation: int,
+    num_features: int,
+    num_forward: int,
+    *,
+    both: bool,
+) -> list[str]:
+    """Write SQL for the rows of a table of edges among those of all tables: ``k``, ``r``, the features and ``w``.
+
+    Args:
+        column: of its first feature, among those of all tables.
+        relation: number of its first relation.
+        num_features: of all tables.
+        num_forward: relations of all tables, behind which the reverse ones are numbered; 0 for one type of nodes.
+    """
+    known, columns = own.values.of_edges(own.fitted), own.table.columns
+    kind = "FLOAT" if num_forward else "DOUBLE"
+    source, target = (
+        f"({side}::BIGINT + {first[end]})"
+        for side, end in (("s", own.table.source), ("t", own.table.target))
+    )
+    shown = f" AND s NOT IN (SELECT number FROM {own.part}.hidden)" if own.hides else ""
+    # In a graph with one type of nodes a self-loop is its own reverse edge.
+    ways = [(source, target, 0, shown)] * own.sends
+    ways += [(target, source, 1, "" if num_forward else " AND s <> t")] * both
+    found = []
+    for start, end, is_reverse, which in ways:
+        shift = own.num_one_hot // 2 * is_reverse if columns.directed_relations else 0
+        features = ["0"] * num_features
+        features[column : column + own.num_features] = [
+            *known,
+            *(f"coalesce(r + {shift} = {place}, false)" for place in range(own.num_one_hot)),
+        ]
+        chosen = "".join(f", ({text})::{kind} AS v{place}" for place, text in enumerate(features))
+        number = str(relation + num_forward * is_reverse)
+        if columns.relation is not None and num_forward:
+            number += " + r"
+        found.append(
+            f"SELECT ({end} << {DST}) | ({start} << {SRC}) | {is_reverse} AS k, ({number})::INTEGER AS "
+            f"r{chosen}, ({'NULL' if own.table.place is None else 'w'})::DOUBLE AS w "
+            f"FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL{which}"
+        )
+    return found
+
+
+def count(db: Database, num_nodes: int, *, has_reverse: bool) -> Counted:
     """Go through the sorted edges once, and count what is there.
 
     Args:
-        both: whether the reverse of each edge is among them.
-        add_self_loops: count those that will be added.
+        has_reverse: whether the reverse of each edge is among them.
     """
-    tally, num_merged, last_forward = Tally(num_nodes), 0, -1
+    in_degree, linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
+    num_loops, num_duplicates, last = 0, 0, -1
     for batch in db.stream("SELECT k FROM sorted", "counting edges"):
-        forward = batch["k"][batch["k"] & 1 == 0]
-        num_merged += int(np.count_nonzero(np.diff(forward, prepend=last_forward) == 0))
-        last_forward = forward[-1] if len(forward) else last_forward
-        tally.add(batch["k"] >> SRC, merged=True)
-    if add_self_loops:
-        tally.in_degree += 1
-        tally.in_degree[_loops(db)] -= 1
-        tally.num_loops = num_nodes
-    return tally.finish(0 if both else count_without_reverse(db), num_merged)
-
-
-def _loops(db: Database) -> np.ndarray:
-    found = db.fetch(
-        f"SELECT DISTINCT (k >> {DST}) AS node FROM sorted WHERE (k >> {DST}) = ((k >> {SRC}) & {NODE})"
-    )
-    return found["node"].to_numpy()
-
-
-def count_without_reverse(db: Database, *, parallel: bool = False) -> int:
-    """Count the sorted edges whose reverse is not among them.
-
-    Args:
-        parallel: count each of several edges between the same nodes.
-    """
-    pair, reverse = f"(k >> {SRC})", f"((((k >> {SRC}) & {NODE}) << {DST - SRC}) | (k >> {DST}))"
-    chosen = "" if parallel else "DISTINCT "
-    return db.execute(
-        f"SELECT count(*) FROM (SELECT {chosen}{pair} AS p FROM sorted) AS a ANTI JOIN "
-        f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)",
-        "counting edges",
-    )[0][0]
+        pairs = batch["k"] >> SRC
+        num_duplicates += int(np.count_nonzero(np.diff(pairs, prepend=last) == 0))
+        last = pairs[-1]
+        dst, src = pairs >> (DST - SRC), pairs & NODE
+        in_degree[dst[0] : dst[-1] + 1] += np.bincount(dst - dst[0])
+        loops = src == dst
+        num_loops += int(np.count_nonzero(loops))
+        linked[src[~loops]] = linked[dst[~loops]] = True
+    without = 0
+    if not has_reverse:
+        reverse = f"((((k >> {SRC}) & {NODE}) << {DST - SRC}) | (k >> {DST}))"
+        without = db.execute(
+            f"SELECT count(*) FROM (SELECT (k >> {SRC}) AS p FROM sorted) AS a ANTI JOIN "
+            f"(SELECT DISTINCT {reverse} AS p FROM sorted) AS b USING (p)",
+            "counting edges",
+        )[0][0]
+    num_edges, num_isolated = int(in_degree.sum()), int(np.count_nonzero(~linked))
+    structure = Structure(num_nodes, num_edges, without, num_loops, num_duplicates, num_isolated)
+    return Counted(structure, in_degree)
 
 
 def write(
     db: Database,
     writer: StoreWriter,
     counted: Counted,
-    values: Values,
-    known: Fitted,
+    num_features: int,
     *,
-    directed_relations: bool,
-    add_self_loops: bool,
-    node_features: str | None,
+    has_relations: bool,
     has_times: bool,
-    moments: Tensor | None = None,
 ) -> None:
-    """Write edges, pointers to them and their features.
-
-    Args:
-        values: the columns of numbers and of dates: features of equal edges are averaged, a weight is added.
-        known: what :func:`join` returned.
-        directed_relations: whether a relation has another column on the reverse edge.
-        node_features: how ``x`` is made of the features of the edges, or of their number, see
-            :func:`pipeline.data.incident.incident_features`; none: it is not written.
-        has_times: write ``edge_time``, the earliest of the times of equal edges.
-        moments: of the edges of a training, see :func:`pipeline.data.incident.moments_of_edges`; none: of these.
+    """Write edges, pointers to them, their features, behind the number of the relation where there are some, and
+    ``edge_time``, infinite for an edge without a time.
     """
-    num_values, relations = values.num_features(known.flagged), num_relations(db)
-    num_added = sum(option == "weight" for option, _ in values.columns)
-    channels = num_values + relations * (2 if directed_relations else 1)
-    with open_arrays(writer, counted, channels, has_times=has_times) as opened:
-        for piece in _pieces(db, counted.structure.num_nodes) if opened else ():
-            src, dst, attr = _merge(
-                piece, num_added, channels - num_values, directed_relations=directed_relations
-            )
-            if add_self_loops:
-                src, dst, attr = _add_self_loops(src, dst, attr, piece)
-            assert opened is not None
-            opened.write(
-                src, dst, attr, _merge_times(piece) if has_times else None
-            )  # then no self-loops are added
-    if node_features is not None and not writer.has("x"):
-        _write_features(writer, node_features, channels, moments)
+    names = ["r"] * has_relations + [f"v{place}" for place in range(num_features)]
+    times = "coalesce(w, 'inf'::DOUBLE) AS w" if has_times else "0 AS w"
+    with open_arrays(writer, counted, len(names), has_times=has_times) as opened:
+        if opened is None:
+            return
+        query = f"SELECT {', '.join(['k', *names, times])} FROM sorted"
+        for batch in db.stream(query, "writing edges"):
+            keys, attr = batch["k"], None
+            if names:
+                attr = np.stack([batch[name] for name in names], axis=1).astype(np.float32)
+            opened.write((keys >> SRC) & NODE, keys >> DST, attr, batch["w"] if has_times else None)
 
 
 class EdgeArrays:
@@ -560,7 +538,7 @@ def map_array(writer: StoreWriter, name: str) -> np.ndarray:
     )
 
 
-def _write_features(writer: StoreWriter, kind: str, edge_dim: int, moments: Tensor | None) -> None:
+def write_incident(writer: StoreWriter, kind: str, edge_dim: int, moments: Tensor | None) -> None:
     """Write ``x``, made of the features of the edges, which are written."""
     indptr = torch.from_numpy(map_array(writer, "indptr"))
     edge_attr = torch.from_numpy(map_array(writer, "edge_attr")) if edge_dim else None
@@ -568,155 +546,3 @@ def _write_features(writer: StoreWriter, kind: str, edge_dim: int, moments: Tens
     with writer.write(x=(shape, torch.float32)) as opened:
         for first, rows in incident_rows(indptr, edge_attr, kind, moments):
             opened["x"].write(first * shape[1], rows.numpy())
-
-
-@dataclass
-class _Piece:
-    """All sorted rows of the destinations from `first` to before `last`."""
-
-    columns: dict[str, np.ndarray]
-    first: int
-    last: int
-
-
-def _pieces(db: Database, num_nodes: int) -> Iterator[_Piece]:
-    """Cut the sorted rows where a destination ends; together the pieces cover all nodes."""
-    left: list[dict[str, np.ndarray]] = []
-    first = 0
-    for batch in db.stream("SELECT * FROM sorted", "writing edges"):
-        last = int(batch["k"][-1] >> DST)
-        cut = int(np.searchsorted(batch["k"], last << DST))
-        if cut == 0 and (not left or int(left[-1]["k"][-1] >> DST) == last):
-            left.append(batch)  # one destination that is longer than a batch
-            continue
-        rows = [*left, {name: column[:cut] for name, column in batch.items()}]
-        yield _Piece(
-            {name: np.concatenate([part[name] for part in rows]) for name in batch}, first, last
-        )
-        left, first = [{name: column[cut:] for name, column in batch.items()}], last
-    if not left:  # there are no edges
-        empty = db.fetch("SELECT * FROM sorted LIMIT 0")
-        left = [{name: empty[name].to_numpy() for name in empty.column_names}]
-    columns = {name: np.concatenate([part[name] for part in left]) for name in left[0]}
-    yield _Piece(columns, first, num_nodes)
-
-
-def _merge(
-    piece: _Piece, num_added: int, num_relations: int, *, directed_relations: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Make rows of equal edges one; returns sources, destinations and features [num_edges, channels] or none.
-
-    Of rows in one direction weights are added and features averaged, as float64; of both directions the mean is taken,
-    as float32, which is what :func:`pipeline.data.prepare.prepare` takes.
-    """
-    keys = piece.columns["k"]
-    pairs = keys >> SRC
-    starts = _starts(pairs)
-    src, dst = pairs[starts] & NODE, pairs[starts] >> (DST - SRC)
-    parts = []
-    if names := [name for name in piece.columns if name.startswith("v")]:
-        values = np.stack([piece.columns[name] for name in names], axis=1)
-        parts.append(_merge_values(keys, values, num_added))
-    if num_relations:
-        one_hot = np.zeros((len(starts), num_relations), np.float32)
-        edge = np.zeros(len(keys), np.int64)
-        edge[starts[1:]] = 1
-        relation, known = piece.columns["r"].astype(np.int64), piece.columns["r"] >= 0
-        if directed_relations:
-            relation = relation + (keys & 1) * (num_relations // 2)
-        one_hot[np.cumsum(edge)[known], relation[known]] = 1
-        parts.append(one_hot)
-    return src, dst, np.concatenate(parts, axis=1) if parts else None
-
-
-def merge_new(
-    columns: dict[str, np.ndarray],
-    num_added: int,
-    num_relations: int,
-    *,
-    directed_relations: bool,
-    both: bool,
-    loops_of: range,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Sort a few edges that join new nodes to a graph, and merge those that are equal, as :func:`write` does.
-
-    Args:
-        columns: the ends ``s`` and ``t``, int64, and what :func:`sort` gives the table of sorted edges.
-        num_added: the number of the first columns of numbers that are added, and not averaged.
-        num_relations: number of the columns of relations.
-        both: add the reverse of each edge.
-        loops_of: nodes behind all others that get self-loops; none of others.
-
-    Returns:
-        Sources, destinations, int64, and features, float32 [num_edges, channels] or none; sorted by destination.
-    """
-    src, dst = columns.pop("s"), columns.pop("t")
-    keys = np.concatenate(
-        [dst << DST | src << SRC, (src << DST | dst << SRC | 1)[src != dst][: len(src) * both]]
-    )
-    rows = np.concatenate([np.arange(len(src)), np.flatnonzero(src != dst)[: len(src) * both]])
-    order = keys.argsort(kind="stable")
-    piece = _Piece(
-        {"k": keys[order], **{name: column[rows[order]] for name, column in columns.items()}},
-        loops_of.start,
-        loops_of.stop,
-    )
-    src, dst, attr = _merge(piece, num_added, num_relations, directed_relations=directed_relations)
-    if not len(loops_of):
-        return src, dst, attr
-    cut = int(np.searchsorted(dst, loops_of.start))
-    own = _add_self_loops(src[cut:], dst[cut:], None if attr is None else attr[cut:], piece)
-    return (
-        np.concatenate([src[:cut], own[0]]),
-        np.concatenate([dst[:cut], own[1]]),
-        None if attr is None else np.concatenate([attr[:cut], own[2]]),
-    )
-
-
-def _merge_times(piece: _Piece) -> np.ndarray:
-    """Return the earliest time of the rows of each edge."""
-    return np.minimum.reduceat(piece.columns["w"], _starts(piece.columns["k"] >> SRC))
-
-
-def _merge_values(keys: np.ndarray, values: np.ndarray, num_added: int) -> np.ndarray:
-    starts = _starts(keys)
-    counts = np.diff(starts, append=len(keys))
-    merged = values[starts]
-    if (several := counts > 1).any():
-        rows = np.flatnonzero(np.repeat(several, counts))
-        # In the order of their values: that of the rows depends on the number of threads.
-        rows = rows[np.lexsort((*values[rows].T[::-1], keys[rows]))]
-        sums = np.add.reduceat(values[rows].astype(np.float64), _starts(keys[rows]), axis=0)
-        sums[:, num_added:] /= counts[several, None]
-        merged[several] = sums
-    merged, pairs = merged.astype(np.float32), keys[starts] >> SRC
-    starts = _starts(pairs)
-    both = np.flatnonzero(np.diff(starts, append=len(pairs)) > 1)
-    values = merged[starts]
-    values[both] = (values[both] + merged[starts[both] + 1]) / np.float32(2)
-    return values
-
-
-def _starts(keys: np.ndarray) -> np.ndarray:
-    """Return where runs of equal keys begin."""
-    return np.flatnonzero(np.diff(keys, prepend=-1))
-
-
-def _add_self_loops(
-    src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None, piece: _Piece
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Add the missing self-loops of a piece; their features are the mean of those of the edges that end at the node."""
-    missing = np.ones(piece.last - piece.first, bool)
-    missing[dst[src == dst] - piece.first] = False
-    loops = piece.first + np.flatnonzero(missing)
-    src, new_dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
-    order = np.lexsort((src, new_dst))
-    if attr is not None:
-        mean: Tensor = scatter(
-            torch.from_numpy(attr),
-            torch.from_numpy(dst - piece.first),
-            dim_size=len(missing),
-            reduce="mean",
-        )
-        attr = np.concatenate([attr, mean.numpy()[missing]])[order]
-    return src[order], new_dst[order], attr

@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,14 @@ class Database:
                 raise
             finally:
                 self._connection.unregister("batch")
+
+    def fill_names(self, name: str, names: Sequence[str], number: str = "number") -> None:
+        """Make a table of names, ``name``, and of their numbers, unless it is there."""
+        batch = pa.record_batch(
+            [pa.array(names, pa.string()), pa.array(range(len(names)), pa.int32())],
+            names=["name", number],
+        )
+        self.fill(name, batch.schema, iter([batch]))
 
     def stream(
         self, sql: str, doing: str = "reading the tables"

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
+from torch import Tensor
 
-from parallel_epochs.pipeline.data.tables.fitted import Fitted
+from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack
+from parallel_epochs.pipeline.data.tables.schema import EdgeTable, NodeTable, TableSchema
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
 
@@ -206,6 +208,45 @@ class Values:
             f"ln(1 + v{place})" if is_log else f"v{place}",
             fitted.latest[place] if option == "dates" else 0,
         )
+
+
+def values_of(table: NodeTable | EdgeTable) -> Values:
+    """Return the columns of numbers and of dates of a table."""
+    columns = table.columns
+    quantiles = getattr(columns, "quantiles", list[str]())
+    return Values(
+        columns.value_columns(), columns.log1p, columns.standardize, table.empty, quantiles
+    )
+
+
+def find_marks(schema: TableSchema, fitted: Tensor) -> tuple:
+    """Return which columns of a prepared graph mark the empty cells of others, see :class:`summaries.Marks`; an empty
+    weight counts as 0.
+
+    Args:
+        fitted: what the preparation learned of the tables.
+    """
+    known, _ = unpack(fitted)
+    nodes = [
+        {
+            column: len(own.columns.mean) + number
+            for number, place in enumerate(own.columns.flagged)
+            for column in values_of(table).columns_of(place)
+        }
+        for own, table in zip(known, schema.nodes.values())
+    ]
+    edges, first = list[dict[int, int]](), int(schema.is_typed)  # behind the number of the relation
+    for own, table in zip(known[len(nodes) :], schema.edges.values(), strict=True):
+        values = values_of(table)
+        marks = {
+            first + column: first + values.num_features([]) + number
+            for number, place in enumerate(own.flagged)
+            if values.columns[place][0] != "weight"
+            for column in values.columns_of(place)
+        }
+        edges += [marks] * (len(own.relations) if schema.is_typed else 1)
+        first += values.num_features(own.flagged)
+    return nodes, edges
 
 
 def fit_quantiles(values: Float[np.ndarray, " num_values"]) -> Float[np.ndarray, " num_quantiles"]:

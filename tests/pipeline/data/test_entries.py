@@ -16,7 +16,8 @@ from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig, FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.objects import attributes_of, keys_of
-from parallel_epochs.pipeline.data.tables.config import EdgeColumns, TablesConfig
+from parallel_epochs.pipeline.data.tables.columns import EdgeColumns
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.graph.edges import check_weight
 
 NAN, INF = float("nan"), float("inf")

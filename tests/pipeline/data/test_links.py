@@ -27,7 +27,8 @@ from parallel_epochs.pipeline.data.links import (
 )
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run.seeds import stream

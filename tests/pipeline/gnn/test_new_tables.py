@@ -432,7 +432,7 @@ def test_nodes_of_the_training_keep_the_scores_of_models_that_have_not_seen_them
     same = old.train_mask.clone()
     same[changed] = False
     assert torch.equal(new[same], old.x[same]) and not torch.equal(new[changed], old.x[changed])
-    kept = unpack(checkpoint.load(run.folder / PREPROCESSING)["fitted"]).columns.scores
+    kept = unpack(checkpoint.load(run.folder / PREPROCESSING)["fitted"])[0][0].columns.scores
     assert kept.weights.shape == (len(kept.terms), 3) and len(kept.digests) == int(
         old.train_mask.sum()
     )

@@ -12,7 +12,8 @@ import torch
 from parallel_epochs.pipeline.command.folder import refuse_files_of_others
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, is_prediction
 from parallel_epochs.pipeline.data.config import FileConfig, GraphFilesConfig
-from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.gnn.config import (
     GNNConfig,
     GNNEvaluateConfig,

@@ -21,9 +21,9 @@ from parallel_epochs.pipeline.data import cache, content
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, unpack_names
 from parallel_epochs.pipeline.data.tables import nodes as nodes_of_tables, sql, to_store as tables
-from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns
-from parallel_epochs.pipeline.data.tables.sorted_edges import DST, SRC, Tally
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.values import Values
 from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter
@@ -367,7 +367,7 @@ BAD = {
         NODES,
         "source,target,p\nm,n,1\n",
         {},
-        "none of its 1 rows names two nodes; are source and target ids of",
+        "none of its 1 rows names two nodes; are source and target ids of the tables",
     ),
     "nothing": ("id,a,kind,split\n", EDGES, {}, "nodes.csv holds no rows: there are no nodes"),
     "head": (
@@ -398,7 +398,7 @@ def test_odd_rows_are_counted_before_anything_is_written(tmp_path, caplog, monke
     monkeypatch.setattr(
         tables.tables_edges,
         "write",
-        lambda *args, **options: (said.append(caplog.text), write_edges(*args, **options)),
+        lambda *args, **options: (said.append(caplog.text), write_edges(*args, **options))[1],
     )
     nodes = NODES.replace("y,2", "y,").replace("w,4,", "w,nan,")
     data = load(tmp_path, small(tmp_path, nodes, EDGES + "x,x,1\nx,y,3\nq,x,1\n,x,1\nx,z,\n"))
@@ -410,7 +410,7 @@ def test_odd_rows_are_counted_before_anything_is_written(tmp_path, caplog, monke
         "column source names 'q', which is not a node",
         "1 empty cell in p, taken for zeros",
         "1 self-loop",
-        "1 edge was merged with an edge between the same nodes",
+        "1 row was merged with an edge of the same relation between the same nodes",
         "1 node of a split has no label, and is left out of it",
     ):
         assert text in said[0], text
@@ -651,12 +651,6 @@ def test_scores_of_texts_lie_behind_the_marks_of_empty_cells():
     assert nodes_of_tables.first_score(values, Columns([1])) == 3
 
 
-def test_a_node_that_only_has_a_loop_is_isolated():
-    tally = Tally(3)
-    tally.add(np.array([0, 1 << DST - SRC | 1, 2 << DST - SRC]))
-    assert tally.finish(0).structure.num_isolated == 1
-
-
 def test_features_of_numbers(tmp_path):
     nodes = "id,a,b\nx,1,0\ny,,3\nz,5,9\n"
     config = small(
@@ -827,8 +821,7 @@ def test_a_kill_loses_no_stage_that_was_complete(tmp_path, point, whole, monkeyp
         store.name
     ]
     if not point.startswith("stage"):
-        # All tables were there, but for the ids of neighbours, which are collected when the names are written.
-        assert made == (["text1", "text2"] if point in ("array edges", "array names") else [])
+        assert made == []
 
 
 @pytest.mark.parametrize(
@@ -980,22 +973,11 @@ def test_nodes_of_one_group_are_in_one_split(tmp_path):
     [
         ({"split_column": "nobody"}, "data.edges.split_column=nobody: .* has no such column"),
         ({"split_column": "team"}, "row 1, column team holds 't1'; a cell of the split is train"),
-        ({"split_column": "fold", "split": "time"}, "data.split=time needs data.time_column"),
-        (
-            {"split_column": "fold", "add_self_loops": True},
-            "data.add_self_loops=true exclude each other",
-        ),
-        ({"split_column": "fold", "summaries": 1}, "data.summaries=1 exclude each other"),
-        ({"split_column": "fold", "labels": True}, "leave data.nodes.label out"),
-        (
-            {"split_column": "fold", "split_by": "team"},
-            "needs data.split=random without a column of splits",
-        ),
+        ({"split_column": "fold", "split": "time"}, "data.split=time needs data.edges.time"),
         ({"split_by": "nobody"}, "data.split_by=nobody: .* has no such column"),
         ({"split_by": "odd"}, "row 1, column odd is empty; every row needs a group"),
-        ({"split_by": "team", "labels": True}, "leave data.nodes.label out"),
-        ({"split_by": "team", "split": "column"}, "data.split=column needs"),
-        ({"split": "column"}, "data.split=column needs data.nodes.split_column"),
+        ({"split_by": "team", "labels": True}, "data.split=group needs data.split_by"),
+        ({"split": "column"}, "data.split=column needs data.edges.split_column"),
     ],
 )
 def test_columns_that_cannot_divide_links_are_refused(keys, message, tmp_path):

@@ -16,7 +16,8 @@ from parallel_epochs.pipeline.data.tables import (
     scores as tables_scores,
     text as tables_text,
 )
-from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
+from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_groups
 from parallel_epochs.pipeline.data.tables.scores import (
@@ -252,7 +253,7 @@ def test_singular_vectors_are_those_of_all_frequent_terms(tmp_path, monkeypatch,
         nodes=NodeColumns(path="nodes.csv", text=["text"], text_channels=6),
     )
     data = cache.load(config, tmp_path / "cache")
-    (vectors,) = unpack(data.fitted).columns.vectors
+    (vectors,) = unpack(data.fitted)[0][0].columns.vectors
     assert vectors.dtype == np.float16 and vectors.shape[1] == 6 and data.x.shape == (80, 6)
     vectorizer = TfidfVectorizer(sublinear_tf=True)
     terms = vectorizer.fit_transform(texts)

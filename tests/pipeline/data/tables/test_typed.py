@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.tables import several_types as tables_typed
+from parallel_epochs.pipeline.data.tables import to_store as tables_typed
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from tests.helpers.running import forked, status_of
@@ -367,10 +367,10 @@ def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
     write_tables(tmp_path)
     config = TablesConfig(folder=str(tmp_path), schema=changed(nodes__item={"label": "price"}))
     config.check()
-    assert config.typed_tables.labelled is None
+    assert config.tables.labelled is None
     config = TablesConfig(
         folder=str(tmp_path), schema=changed(nodes__user={"label": None}), label_type="user"
     )
     config.reads_labels = False
     config.check()
-    assert config.typed_tables.labelled == "user"
+    assert config.tables.labelled == "user"

@@ -12,8 +12,9 @@ from sklearn.preprocessing import QuantileTransformer
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.learned import FITTED
-from parallel_epochs.pipeline.data.tables.config import EdgeColumns, NodeColumns, TablesConfig
-from parallel_epochs.pipeline.data.tables.fitted import unpack, unpack_several
+from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
+from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.data.tables.values import fit_quantiles, to_normal
 from tests.helpers.typed_tables import SCHEMA, write_tables
 
@@ -226,7 +227,7 @@ def test_held_out_links_do_not_scale_the_edges_that_training_sees(tmp_path, stan
             **({"schema": more} if is_typed else {"edges": EdgeColumns(**columns)}),
         )
         data = cache.load_links(config, tmp_path / "cache", relation="buys" if is_typed else None)
-        own = unpack_several(data[FITTED])[0][-1] if is_typed else unpack(data[FITTED])
+        own = unpack(data[FITTED])[0][-1]
         attr = data.edge_attr[
             :, 2 * is_typed :
         ]  # in front of it are the relation and the feature of sees
@@ -408,14 +409,6 @@ BAD = {
         {},
         "row 1, column split holds 'train', which is not a date",
     ),
-    "twice": ({"dates": ["joined", "joined"]}, {}, {}, "data.nodes.dates names joined twice"),
-    "both": (
-        {"dates": ["joined"], "features": ["joined"]},
-        {},
-        {},
-        "data.nodes.features and data.nodes.dates both name"
-        " joined: it holds either numbers or dates",
-    ),
     "the label": ({"dates": ["sales"]}, {}, {}, "data.nodes.dates names sales, which is the label"),
     "dates as numbers": (
         {"features": ["joined"]},
@@ -442,24 +435,11 @@ BAD = {
         {},
         "data.nodes.quantiles names b, which is not in data.nodes.features",
     ),
-    "a rank of a logarithm": (
-        {"features": ["a"], "quantiles": ["a"], "log1p": ["a"]},
-        {},
-        {},
-        "both name a, and a logarithm changes no rank. Leave it out of data.nodes.log1p",
-    ),
     "another column": (
         {},
         {"features": ["p"], "log1p": ["w"]},
         {},
         "data.edges.log1p names w, which is not in data.edges.features",
-    ),
-    "the weight": (
-        {},
-        {"weight": "w", "standardize": True},
-        {},
-        "standardize=true scales data.edges.features and "
-        "data.edges.dates, and there are none. Weights are not scaled",
     ),
     "empty of edges": (
         {},
@@ -481,20 +461,12 @@ BAD = {
         "row 1, column sales holds -3, "
         r"and data.nodes.log_label=true learns log\(1 \+ label\) of labels that are not negative",
     ),
-    "classes": (
-        {"log_label": True},
-        {},
-        {"metric": "acc"},
-        "log_label=true learns the logarithm of real values, and "
-        "data.metric=acc measures others. Set data.metric to mae or rmse",
-    ),
     "texts": (
         {"log_label": True, "label": "split"},
         {},
         {},
         "holds 'train', which is not a finite number",
     ),
-    "no labels": ({"log_label": True, "label": None}, {}, {}, "log_label=true needs labels"),
 }
 
 
@@ -515,7 +487,7 @@ def test_keys_that_are_not_given_change_no_hash(tmp_path):
         nodes = dataclasses.replace(config.nodes, **changes)
         assert cache.hash_graph(dataclasses.replace(config, nodes=nodes)) != before
     assert cache.hash_graph(dataclasses.replace(config, duplicates="first")) != before
-    schema = TablesConfig(folder=str(tmp_path), schema=SCHEMA).typed_tables
+    schema = TablesConfig(folder=str(tmp_path), schema=SCHEMA).tables
     (_, nodes), *_ = schema.describe()["nodes"]
     *_, edges = schema.describe()["edges"][0]
     assert not {"dates", "log_label"} & nodes.keys() and {"log1p", "standardize"} <= nodes.keys()
