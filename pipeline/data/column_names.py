@@ -53,7 +53,7 @@ def name_nodes(config: DataConfig, data: Graph) -> list[list[Channel]]:
         data: the prepared graph.
     """
     types, found = data.types, list[list[Channel]]()
-    known = _of_tables(config, data, "nodes")
+    known = _of_tables(config, data)
     more = data.get(SUMMARIES, {}).get("widths", [0] * len(types.names))
     for place, (width, num_summaries) in enumerate(zip(types.widths, more, strict=True)):
         own = list(known[place]) if known else []
@@ -105,17 +105,8 @@ def _filled(own: list[Channel], width: int, name: str) -> list[Channel]:
     ]
 
 
-def _relations_of_tables(data: Graph) -> list[int]:
-    """Count the relations of each table of edges."""
-    from parallel_epochs.pipeline.data.tables.fitted import unpack
-
-    if FITTED not in data:
-        return []
-    return [len(own.relations) for own in unpack(data[FITTED])[0][len(data.types.names) :]]
-
-
-def _of_tables(config: DataConfig, data: Graph, what: str) -> list[list[Channel]]:
-    """Name the own columns of each table of nodes or of edges; nothing of other sources than tables."""
+def _of_tables(config: DataConfig, data: Graph) -> list[list[Channel]]:
+    """Name the own columns of each table of nodes; nothing of other sources than tables."""
     if FITTED not in data:
         return []
     from parallel_epochs.pipeline.data.tables.fitted import unpack
@@ -123,40 +114,24 @@ def _of_tables(config: DataConfig, data: Graph, what: str) -> list[list[Channel]
 
     schema = cast("TablesConfig", config).tables
     known = unpack(cast(Tensor, data[FITTED]))[0]
-    num_types, found = len(schema.nodes), []
-    if what == "edges":
-        for table, own in zip(schema.edges.values(), known[num_types:], strict=True):
-            values = values_of(table)
-            found.append(_of_values(values, own.mean, own.std, own.flagged, by_column=True))
-        return found
-    for table, own in zip(schema.nodes.values(), known[:num_types], strict=True):
-        columns = own.columns
-        numbers = _of_values(
-            values_of(table), columns.mean, columns.std, columns.flagged, by_column=False
-        )
-        found.append(numbers + _of_texts(table.columns, columns))
-    return found
+    return [
+        _of_values(values_of(table), own.columns.mean, own.columns.std, own.columns.flagged)
+        + _of_texts(table.columns, own.columns)
+        for table, own in zip(schema.nodes.values(), known)
+    ]
 
 
 def _of_values(
-    values: "Values", mean: np.ndarray, std: np.ndarray, flagged: list[int], *, by_column: bool
+    values: "Values", mean: np.ndarray, std: np.ndarray, flagged: list[int]
 ) -> list[Channel]:
-    """Name the columns of numbers and dates, and those that mark empty cells.
-
-    Args:
-        by_column: whether there is a mean of each column, and not of each feature.
-    """
+    """Name the columns of numbers and dates, and those that mark empty cells."""
     found = list[Channel]()
-    for place, ((option, name), (first, end)) in enumerate(
-        zip(values.columns, pairwise(values.first_features))
-    ):
-        at = place if by_column else first
+    for (option, name), (at, end) in zip(values.columns, pairwise(values.first_features)):
         is_plain = (
             option != "dates" and name not in values.log1p + values.quantiles and at < len(mean)
         )
-        found += [
-            Channel(name, None, float(std[at]), float(mean[at])) if is_plain else Channel(name)
-        ] * (end - first)
+        own = Channel(name, None, float(std[at]), float(mean[at])) if is_plain else Channel(name)
+        found += [own] * (end - at)
     return found + [Channel(values.columns[place][1], "empty") for place in flagged]
 
 

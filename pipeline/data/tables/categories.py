@@ -1,5 +1,7 @@
 """Columns of categories: their different values are numbered, and each becomes a column of 0 and 1."""
 
+import math
+import re
 from collections.abc import Sequence
 from typing import cast
 
@@ -14,23 +16,21 @@ from parallel_epochs.pipeline.run.words import count
 
 
 def number_values(
-    db: Database, source: Source, cell: str, column: str, table: str, known: Sequence[str] = ()
-) -> np.ndarray:
+    db: Database, cell: str, table: str, known: Sequence[str] = (), *, is_closed: bool = False
+) -> list[str]:
     """Number the values of a column as :mod:`pipeline.data.node_names` does, in a table of their own.
 
-    Beside numbers, nan is no value but stands for none.
+    Beside numbers, nan is no value but stands for none, and numbers in several forms, such as 1 and 1.0, are one value;
+    with leading zeros they are texts.
 
     Args:
         cell: the column of the table of nodes that holds the values.
-        column: its name in the source, for messages.
         table: is made, with the columns ``name`` and ``class``.
         known: values of another run, which keep their numbers; others come behind them.
+        is_closed: whether others have no number.
 
     Returns:
         The values, in the order of their numbers.
-
-    Raises:
-        ValueError: two values are the same number.
     """
     found = [
         row[0]
@@ -38,24 +38,29 @@ def number_values(
             f"SELECT {cell} FROM nodes WHERE {cell} IS NOT NULL GROUP BY {cell} ORDER BY min(number)"
         )
     ]
-    values = pd.to_numeric(pd.Series(found, dtype=object), errors="coerce")
-    missing = np.array([text.strip().lower() == "nan" for text in found], bool)
-    if (values.notna() | missing).all():
-        found, values = [text for text, none in zip(found, missing) if not none], values[~missing]
-        if (twice := values.duplicated(keep=False)).any():
-            one, other = [
-                text
-                for text, is_twice in zip(found, twice)
-                if is_twice and float(text) == values[twice].iloc[0]
-            ][:2]
-            raise ValueError(
-                f"{source.name}: column {column} holds {one!r} and {other!r}, one number in two forms, "
-                "which would count as two values: write it in one form"
-            )
-    names = number_names(pd.Series(found, dtype=object))[1] if found else np.array([], object)
-    if known:
-        names = np.array([*known, *(name for name in names if name not in set(known))], object)
-    db.fill_names(table, list(names), "class")
+    values = pd.to_numeric(pd.Series([*known, *found], dtype=object), errors="coerce").tolist()
+    same = dict[float, str]()
+    number_of = {
+        text: value
+        for text, value in zip([*known, *found], values)
+        if text.strip().lower() != "nan"
+    }
+    are_numbers = not any(map(math.isnan, number_of.values()))
+    if are_numbers and not any(re.match(r"[-+]?0[0-9]", text) for text in number_of):
+        for text, value in number_of.items():
+            same.setdefault(value, text)
+    others = [text for text in found if not are_numbers or text in number_of]
+    firsts = [text for text in others if not same or same[number_of[text]] == text]
+    names = list(known)
+    if firsts and not is_closed:
+        seen = set(known)
+        ordered = number_names(pd.Series(firsts, dtype=object))[1]
+        names += [name for name in ordered if name not in seen]
+    classes = {name: place for place, name in enumerate(names)}
+    for text in others if same else ():
+        if text not in classes and same[number_of[text]] in classes:
+            classes[text] = classes[same[number_of[text]]]
+    db.fill_names(table, classes, "class")
     return names
 
 
@@ -127,7 +132,7 @@ def _number_column(
             "column as one of data.nodes.text_tags, which shares columns among values, or of "
             "data.nodes.features if it holds numbers"
         )
-    names = number_values(db, source, cell, column, f"categories{place}")
+    names = number_values(db, cell, f"categories{place}")
     if not len(names):
         raise ValueError(
             f"{source.name}: column {column} is empty in every row. Leave it out of "
@@ -158,7 +163,7 @@ def use_values(
     Raises:
         ValueError: there is another value, and `unknown` is "error".
     """
-    db.fill_names(table, known, "class")
+    number_values(db, cell, table, known, is_closed=True)
     are_numbers = pd.to_numeric(pd.Series(known, dtype=object), errors="coerce").notna().all()
     is_value = f"lower(trim({cell})) <> 'nan'" if are_numbers else "true"
     found = db.execute(

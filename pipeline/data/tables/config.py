@@ -400,8 +400,9 @@ class TablesConfig(DataConfig):
                     if self.has_rows
                     else "several types of nodes or labels of edges"
                 )
+                key = "task.type" if name == "label_type" else f"data.{name}"
                 raise ValueError(
-                    f"data.{name}={str(value).lower()} does not fit a graph with {what} "
+                    f"{key}={str(value).lower()} does not fit a graph with {what} "
                     f"({self.origin()}). Leave it out"
                 )
         paths = (self.nodes.path, self.edges.path)

@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.data.check import check_metric, check_splits
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
 from parallel_epochs.pipeline.data.tables.categories import number_values, use_values
-from parallel_epochs.pipeline.data.tables.source import LARGEST, Source
+from parallel_epochs.pipeline.data.tables.source import LARGEST, Source, cast_label
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, TASK_METRICS
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 BLOCK = 1 << 18
 
 
+# Texts that programs write for no value.
+NO_LABEL = ("na", "n/a", "#n/a", "nan", "none", "null", "nil", "-", "?", "unknown")
 # Divides the nodes with a label, bool [num_nodes], into masks for training, validation and test.
 Split = Callable[[np.ndarray], list[Tensor]]
 
@@ -171,10 +173,21 @@ def _number_classes(
         for note in use_values(db, source, "label0", column, "classes", known.names, known.unknown):
             log.info("%s: %s", source.name, note)
         return {}
-    return pack_names(
-        number_values(db, source, "label0", column, "classes", known.names if known else ()),
-        "label_names",
-    )
+    names = number_values(db, "label0", "classes", known.names if known else ())
+    plain = [name.strip() for name in names]
+    is_none = [name.lower() in NO_LABEL for name in plain]
+    if "-1" in plain and all(name.isdecimal() or name == "-1" for name in plain):
+        is_none[plain.index("-1")] = True
+    for name, short, looks in zip(names, plain, is_none):
+        if looks or plain.count(short) > 1:
+            log.warning(
+                "%s: column %s has the class %r, which looks like %s. Empty or correct such cells, unless it is one",
+                source.name,
+                column,
+                name,
+                "no label" if looks else f"{short!r} with blanks",
+            )
+    return pack_names(np.asarray(names, object), "label_names")
 
 
 def describe(labels: Labels) -> dict[str, object]:
@@ -247,7 +260,7 @@ def read_values(db: Database, metric: str, columns: list[str], first: int, last:
             "ON label0 = name ORDER BY number"
         )
     else:
-        number = "TRY_CAST(label{0} AS DOUBLE)"
+        number = cast_label("label{0}")
         chosen = ", ".join(
             f"CASE WHEN abs({number.format(place)}) <= {LARGEST} THEN {number.format(place)} "
             f"ELSE 'nan'::DOUBLE END AS v{place}"
@@ -286,6 +299,7 @@ def split(
     seed: int,
     until: tuple[float, float] | None,
     keeps_equal: bool,
+    has_pairs: bool,
 ) -> list[Tensor]:
     """Divide the labelled nodes into masks for training, validation and test.
 
@@ -297,6 +311,8 @@ def split(
         fractions: for training and validation.
         until: last times of training and validation, in place of fractions.
         keeps_equal: whether nodes of one time stay in one split.
+        has_pairs: whether nodes are edges with a ``pair`` of ends: those of a pair that is there in both directions stay
+            in one split, where it is at random.
 
     Raises:
         ValueError: a cell names no split, there are too few times, or nothing is left for training or validation.
@@ -305,11 +321,24 @@ def split(
     if kind == "none":
         own = torch.from_numpy(labelled)
         return [own, torch.zeros_like(own), torch.zeros_like(own)]
-    if kind == "random":
+    pairs = np.zeros(0, np.int64)
+    if has_pairs and kind == "random":
+        is_both = "min(way) OVER (PARTITION BY pair) <> max(way) OVER (PARTITION BY pair)"
+        rank = "dense_rank() OVER (ORDER BY pair)"
+        pairs = _column(db, f"CASE WHEN {is_both} THEN {rank} ELSE -1 - number END::BIGINT")
+        if num_both := int((pairs > 0).sum()):
+            log.warning(
+                "%s: %s between two nodes in both directions; the rows of such a pair stay in one split",
+                source.name,
+                count(num_both, "edge lies", "edges lie"),
+            )
+    if kind == "random" and not (pairs > 0).any():
         return divide(shuffle(labelled, seed), num_nodes, *fractions)
-    if kind == "group":
-        source.group(db, column)
-        groups = _column(db, "dense_rank() OVER (ORDER BY split)")
+    if kind in ("random", "group"):
+        groups = pairs
+        if kind == "group":
+            source.group(db, column)
+            groups = _column(db, "dense_rank() OVER (ORDER BY split)")
         order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], seed)
         return divide(order, num_nodes, *fractions, groups=own)
     if kind == "column":

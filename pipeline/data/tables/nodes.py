@@ -90,6 +90,10 @@ def read(
         chosen.append(f"{time_of} AS time")
     elif is_divided and table.by is not None:
         chosen.append(f"{source.text(table.by)} AS split")
+    if table.ends is not None:
+        ends = ", ".join(map(source.text, table.ends))
+        chosen.append(f"[least({ends}), greatest({ends})] AS pair")
+        chosen.append(f"{source.text(table.ends[0])} < {source.text(table.ends[1])} AS way")
     rows = f"SELECT {', '.join(chosen)} FROM {source.relation}"
     if duplicates == "first":
         rows = (

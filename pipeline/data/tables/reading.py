@@ -38,6 +38,8 @@ def open_table(db: Database, table: NodeTable | EdgeTable) -> Source:
     for key, column in table.named:
         require(key, column, source.name, source.columns)
         source.refuse_nested(key, column)
+        if key.endswith((".id", ".source", ".target")):
+            source.refuse_rounded(db, key, column)
     return source
 
 
@@ -90,6 +92,7 @@ def read_nodes(
         seed=config.graph_seed,
         until=config.until,
         keeps_equal=is_made(table),
+        has_pairs=table.ends is not None,
     )
     is_log, metric = table.columns.log_label, table.metric
     labels = tables_labels.read(

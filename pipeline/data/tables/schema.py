@@ -92,6 +92,7 @@ class NodeTable:
         by: the column of splits, of groups or of times.
         empty: what is done with empty cells.
         metric: of the labels.
+        ends: the columns of both ends of labelled edges between nodes of one type; none of others.
     """
 
     columns: NodeColumns
@@ -101,6 +102,7 @@ class NodeTable:
     by: str | None = None
     empty: str = "zero"
     metric: str | None = None
+    ends: tuple[str, str] | None = None
 
     @property
     def key(self) -> str:
@@ -227,6 +229,7 @@ class _Draft:
     nodes: dict[str, NodeColumns]
     edges: dict[str, tuple[EdgeColumns, str, str]]
     times: dict[str, str | None] = field(default_factory=dict)
+    ends: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def read_schema(config: Settings) -> TableSchema:
@@ -287,6 +290,7 @@ def read_schema(config: Settings) -> TableSchema:
             rows if name == label_table.TYPE else None,
             is_labelled=name == labelled,
             time=draft.times.get(name, config.time_column),
+            ends=draft.ends.get(name),
         )
         for name, own in draft.nodes.items()
     }
@@ -313,6 +317,7 @@ def _node_table(
     *,
     is_labelled: bool,
     time: str | None,
+    ends: tuple[str, str] | None,
 ) -> NodeTable:
     """Complete the columns of a type by how its labels are divided; of other types no labels are read."""
     path = None if own.path is None else _resolve(folder, own.path)
@@ -329,7 +334,8 @@ def _node_table(
     by = {"column": own.split_column, "random": config.split_by, "time": time}[split]
     if split == "random" and by is not None:
         split = "group"
-    return NodeTable(own, path, labels, split, by if labels else None, config.empty, config.metric)
+    by = by if labels else None
+    return NodeTable(own, path, labels, split, by, config.empty, config.metric, ends)
 
 
 def _place(own: EdgeColumns, group: str | None) -> Named | None:
@@ -356,6 +362,8 @@ def _add_labelled(draft: _Draft, name: str) -> None:
     own, *kinds = draft.edges.pop(name)
     _refuse_names(draft, [name], [f"{name}_source", f"{name}_target"])
     draft.times[name] = own.time
+    if kinds[0] == kinds[1]:
+        draft.ends[name] = own.source, own.target
     draft.nodes[name] = NodeColumns(
         path=own.path,
         table=own.table,
@@ -403,7 +411,7 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
     key, within = "data.rows.within", labels.within
     if events.within:
         key, within = "data.events.within", events.within
-    if made is not None and within is None:
+    if made is not None and events.within is None:
         raise ValueError(
             "data.events needs within, the span of time that its labels look ahead, as in "
             "data.events={count: orders, within: 30d}"
@@ -415,10 +423,10 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
     }
     of_events = ends.get((str(events.table), events.of))
     only = next(iter(draft.nodes)) if len(draft.nodes) == 1 else None
-    entity = str(labels.type or of_events or only)
+    entity = labels.type or of_events or only or ""
     if entity not in draft.nodes or made is not None and entity != of_events:
         raise ValueError(
-            f"data.rows.type={entity} must name the type of the nodes that the label table is about: one "
+            f"data.rows.type={entity or 'null'} must name the type of the nodes that the label table is about: one "
             f"of {', '.join(draft.nodes) if made is None else of_events}"
         )
     timed = [
@@ -686,7 +694,7 @@ def check_relation(config: Settings, wanted: object) -> None:
     if columns and wanted is None:
         raise ValueError(
             f"task=link learns the links of one relation, and {config.origin()} has several. Choose one "
-            f"by task.relation; there are those in {', '.join([*columns, *map(show, known)])}"
+            f"by task.relation; there are those in {' and '.join([*columns, *map(show, known)])}"
         )
     tables = [own.columns for own in schema.edges.values()]
     if not columns:

@@ -189,7 +189,7 @@ def _number_relations(
         ValueError: there are too many.
     """
     if known is not None:
-        db.fill_names("relations", known)
+        db.fill_names("relations", {name: place for place, name in enumerate(known)})
         return
     kind = source.text(column)
     db.stage(

@@ -42,6 +42,8 @@ NUMBERS = (
     "DECIMAL",
     *FLOATS,
 )
+# Words that are the labels 0 and 1 of a binary task.
+BINARY = {"no": 0, "yes": 1, "false": 0, "true": 1, "n": 0, "y": 1, "f": 0, "t": 1}
 NESTED = ("STRUCT", "MAP", "UNION")
 # The largest number of float32; what training computes in.
 LARGEST = "3.4028234663852886e38"
@@ -91,6 +93,18 @@ class Source:
             )
         return f"{name}::VARCHAR"
 
+    def refuse_rounded(self, db: Database, key: str, column: str) -> None:
+        """Refuse ids that are whole numbers of a column of floats which holds no others there."""
+        name = quote(column)
+        if self.columns[column] in FLOATS and (
+            found := self.find_row(db, f"abs({name}) >= {1 << 53} AND isfinite({name})", name)
+        ):
+            raise ValueError(
+                f"{found[0]}: row {found[1]}, column {column} holds the id {found[2][0]:.0f} as a floating-point "
+                f"number, which is exact up to 2^53 alone: other ids may have been rounded to it ({key}). "
+                "Write ids as whole numbers or texts; one empty cell makes pandas write floats"
+            )
+
     def number(self, option: str, column: str) -> str:
         """Write SQL for a cell as a number that float32 can hold, NULL where it is none.
 
@@ -102,7 +116,11 @@ class Source:
             value = name
         elif kind == "VARCHAR":
             # For a bare column, the reader of CSV files would do the cast itself, and fail.
-            value = f"TRY_CAST(nullif({name}, '') AS DOUBLE)"
+            value = (
+                cast_label(name)
+                if option in ("label", "labels")
+                else f"TRY_CAST({self.text(column)} AS DOUBLE)"
+            )
         elif kind.startswith(NUMBERS):
             value = f"{name}::DOUBLE"
         else:
@@ -375,6 +393,12 @@ class Source:
             self.refuse_empty(db, column, f"{cell} IS NULL", count)
         flag = ", with a column that marks them" if empty == "flag" else ""
         return f"{words.count(count, 'empty cell')} in {column}, taken for {filled}{flag}"
+
+
+def cast_label(text: str) -> str:
+    """Write SQL that makes a number of a text, also of the words for 0 and 1; NULL where it is none."""
+    words = " ".join(f"WHEN '{word}' THEN {number}" for word, number in BINARY.items())
+    return f"coalesce(TRY_CAST({text} AS DOUBLE), CASE lower(trim({text})) {words} END)"
 
 
 def cast_time(text: str, kind: str = "TIMESTAMPTZ") -> str:

@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +188,11 @@ class Database:
             finally:
                 self._connection.unregister("batch")
 
-    def fill_names(self, name: str, names: Sequence[str], number: str = "number") -> None:
+    def fill_names(self, table: str, names: Mapping[str, int], number: str = "number") -> None:
         """Make a table of names, ``name``, and of their numbers, unless it is there."""
-        batch = pa.record_batch(
-            [pa.array(names, pa.string()), pa.array(range(len(names)), pa.int32())],
-            names=["name", number],
-        )
-        self.fill(name, batch.schema, iter([batch]))
+        columns = [pa.array(names.keys(), pa.string()), pa.array(names.values(), pa.int32())]
+        batch = pa.record_batch(columns, names=["name", number])
+        self.fill(table, batch.schema, iter([batch]))
 
     def stream(
         self, sql: str, doing: str = "reading the tables"

@@ -521,11 +521,6 @@ def test_a_class_that_a_fold_lacks_is_a_sure_no():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, "scores predicts labels from texts. It needs data.nodes.text"),
-        (
-            {"label": "kind", "text": []},
-            "scores predicts labels from texts. It needs data.nodes.text",
-        ),
         (
             {"label": "id"},
             "fits a model to each class, 100 at most, and there are 200: set it to hashed",

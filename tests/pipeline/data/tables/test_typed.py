@@ -136,7 +136,7 @@ def test_relations_in_a_column_are_limited_as_kinds_of_edges(tmp_path, monkeypat
     with pytest.raises(
         ValueError,
         match=r"acts.csv: column what holds 2 different relations, which are ids rather "
-        r"than kinds of edges; at most 1 \(data.schema, edges.acts.relation\)",
+        r"than kinds of edges; at most 1 are read",
     ):
         load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
 
@@ -212,12 +212,12 @@ BAD = [
     (
         changed(nodes__user={"path": "nobody.csv"}),
         {},
-        "data.schema: the type user: path=nobody.csv does not exist",
+        "data.schema: nodes.user: data.nodes.path=nobody.csv does not exist",
     ),
     (
         changed(nodes__user={"features": ["size"]}),
         {},
-        "data.schema: the type user: data.nodes.features=size: ",
+        "data.schema: nodes.user: data.nodes.features=size: ",
     ),
     (
         changed(nodes__user={"colour": "red"}),
@@ -240,15 +240,9 @@ BAD = [
         "data.schema: edges.knows has no path. Give that of its table",
     ),
     (
-        changed(edges__knows={"relation": "kind", "directed_relations": True}),
-        {},
-        "data.schema: edges.knows."
-        "directed_relations is for graphs with one type of nodes. Leave it out",
-    ),
-    (
         changed(edges__knows={"source": {"type": "user", "column": "c"}}),
         {},
-        "data.schema: the edges knows: data.edges.source=c: ",
+        "data.schema: edges.knows: data.edges.source=c: ",
     ),
     (
         changed(edges__knows={"source": ["user"]}),
@@ -258,7 +252,7 @@ BAD = [
     (
         changed(nodes__item={"label": "price"}),
         {},
-        "data.schema has labels of several types of nodes, user and item. "
+        "data.schema has labels of several tables, user and item. "
         "Choose those to learn by task.type=user",
     ),
     (
@@ -269,7 +263,7 @@ BAD = [
     (
         SCHEMA,
         {"label_type": "dog"},
-        "task.type=dog: data.schema has no such type of nodes; there are user, item, shop",
+        "task.type=dog: data.schema names no label of this type; there are labels of user",
     ),
     (
         changed(edges__rev_knows=SCHEMA["edges"]["knows"]),
@@ -293,14 +287,14 @@ BAD = [
     (
         SCHEMA,
         {"add_self_loops": True},
-        "data.add_self_loops=true is for graphs with one type of nodes",
+        "data.add_self_loops=true does not fit a graph with several types",
     ),
     (
         SCHEMA,
         {"to_undirected": False},
-        "data.to_undirected=false is for graphs with one type of nodes",
+        "data.to_undirected=false does not fit a graph with several types",
     ),
-    (SCHEMA, {"propagate": 2}, "data.propagate=2 is for graphs with one type of nodes"),
+    (SCHEMA, {"propagate": 2}, "data.propagate=2 does not fit a graph with several types"),
 ]
 
 
