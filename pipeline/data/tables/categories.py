@@ -122,7 +122,7 @@ def read(
 
 def _number_column(
     db: Database, source: Source, cell: str, column: str, place: int, limit: int
-) -> np.ndarray:
+) -> list[str]:
     """Number the values of a column, and refuse too many or none."""
     ((size,),) = db.execute(f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories")
     if size > limit:

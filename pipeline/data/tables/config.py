@@ -432,6 +432,8 @@ class TablesConfig(DataConfig):
                 "task.type (data.schema)"
             )
         _refuse_unread(tables)
+        if tables.labelled is None and self.split == "time" and self.time_column is None:
+            raise ValueError("data.split=time needs data.time_column, a column of the nodes' table")
         if tables.labelled is None:
             refuse_without_labels(
                 str(self.nodes.path or self.origin()),

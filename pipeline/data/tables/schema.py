@@ -634,6 +634,16 @@ def check_tables(config: Settings) -> None:
         ValueError: names the type or the table of edges.
     """
     schema = read_schema(config)
+    if config.label_table is not None:
+        path, keys = cast(Path, schema.nodes[label_table.TYPE].path), config.rows
+        if not heads.is_there(path):
+            raise ValueError(
+                f"data.label_table={config.label_table} does not exist; its full path is "
+                f"{path.absolute()}"
+            )
+        names = ("id", "time", "label") if config.reads_labels else ("id", "time")
+        named = [(f"data.rows.{name}", getattr(keys, name)) for name in names]
+        heads.check("data.rows", path, keys.table, named)
     for part, tables in (("nodes", schema.nodes), ("edges", schema.edges)):
         for name, own in tables.items():
             if own.path is None or is_made(own):
