@@ -674,7 +674,8 @@ def _check(own: NodeTable | EdgeTable, part: str) -> None:
                     "is to predict. Leave it out"
                 )
         if own.split in ("column", "time") and labels and own.by is None:
-            wanted = "data.time_column" if own.split == "time" else f"{key}.split_column"
+            time = "data.time_column" if key == "data.nodes" else "data.edges.time"
+            wanted = time if own.split == "time" else f"{key}.split_column"
             raise ValueError(f"data.split={own.split} needs {wanted}, a column of {path}")
     heads.check(key, path, columns.table, own.named)
 

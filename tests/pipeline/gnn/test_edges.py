@@ -389,18 +389,10 @@ def test_new_edges_also_of_new_nodes_are_predicted_from_the_known_labels_of_the_
         ),
         (
             [],
-            "task=edge needs labels of edges, and .*payments.csv has none: name their column by data.edges.label",
-        ),
-        (
-            [LABEL, "data.edges.labels=[late]"],
-            "data.edges.label=fraud and data.edges.labels=.*exclude each other",
-        ),
-        (
-            [LABEL, "data.nodes.label=age"],
-            "learns labels of edges, and data.nodes.label does not fit them",
+            "task=edge needs labels of edges, and .*payments.csv has none, .* by data.edges.label",
         ),
         ([LABEL, "task=node"], "has labels of edges: set task=edge"),
-        ([LABEL, "task=link"], "set task=edge"),
+        ([LABEL, "task=link"], "task=link reads no labels of edges"),
         (
             [LABEL, "data.edges.features=[fraud]"],
             "data.edges.features names fraud, which is the label",
