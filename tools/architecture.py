@@ -47,7 +47,7 @@ OWN_KINDS = ("pipeline.gnn.kinds", "pipeline.gnn.config")
 FOLLOWED = {
     "build_trainer from setup": (("pipeline.gnn.build",), "build_trainer", "setup"),
     "a typed table from config": (
-        ("pipeline.data.tables.several_types", "pipeline.data.tables"),
+        ("pipeline.data.tables.to_store", "pipeline.data.tables"),
         "write_store",
         "config",
     ),

@@ -27,7 +27,7 @@ from parallel_epochs.pipeline.data.links import (
 )
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
+from parallel_epochs.pipeline.data.tables.columns import EdgeColumns
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import PAIRS
@@ -294,26 +294,17 @@ def test_links_are_divided_once_and_by_all_readers(tmp_path, monkeypatch):
         (
             "links",
             TablesConfig(edges=EdgeColumns(path="e"), split="column"),
-            "data.split=column divides nodes",
+            "data.split=column needs data.edges.split_column",
         ),
         (
             "links",
             TablesConfig(edges=EdgeColumns(path="e"), split="time"),
-            "needs data.edges.time, the column",
+            "needs data.edges.time, a column",
         ),
         (
             "links",
             FileConfig(path="f", split="time", time_column="t"),
             "needs data.edge_time, the attribute",
-        ),
-        (
-            "links",
-            TablesConfig(
-                edges=EdgeColumns(path="e", time="t"),
-                nodes=NodeColumns(path="n", label="l"),
-                split="time",
-            ),
-            "task=link reads no labels: leave data.nodes.label out",
         ),
         (
             "labels",
