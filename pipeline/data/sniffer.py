@@ -223,11 +223,19 @@ def read_rows(path: Path, names: Collection[str]) -> list[tuple[int, list[str]]]
         for number, line in enumerate(read_lines(path), start=1)
         if line and not line.startswith(COMMENTS)
     }
-    found = [
-        [(number, _split_row(line, mark)) for number, line in lines.items()]
-        for mark in ("\t", ",", ";", " ")
-    ]
-    return max(found, key=lambda rows: sum(cells[0] in names for _, cells in rows))
+    found = {
+        number: [_split_row(line, mark) for mark in ("\t", ",", ";", " ")]
+        for number, line in lines.items()
+    }
+    counts = [sum(cells[place][0] in names for cells in found.values()) for place in range(4)]
+    # The separator of most lines first; a line that it does not divide is divided by another one.
+    order = sorted(range(4), key=lambda place: -counts[place])
+    rows = []
+    for number, cells in found.items():
+        ordered = [cells[place] for place in order]
+        known = (one for one in ordered if one[0] in names)
+        rows.append((number, next(known, max(ordered, key=len))))
+    return rows
 
 
 def _split_row(line: str, mark: str) -> list[str]:

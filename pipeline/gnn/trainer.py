@@ -184,7 +184,8 @@ class GNNTrainer:
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         rows = [] if self.table is None else [self.table.gradient()]
         scale = 1 / (agreed.count or 1)  # weights of labels may add up to less than 1
-        torch._foreach_mul_(grads, scale)
+        if grads:
+            torch._foreach_mul_(grads, scale)
         for values in rows:  # perhaps on another device
             values.mul_(scale)
         if self._scaler.is_enabled():

@@ -437,7 +437,7 @@ def test_wrong_options_of_a_model_are_refused_when_it_is_opened(result, options,
 
 def test_what_is_no_path_is_no_run():
     for path in (3, [], ["run", 3]):
-        with pytest.raises(ValueError, match="path=.* names no run: give the directory of one"):
+        with pytest.raises(ValueError, match="path=.* names no run: give its directory"):
             pe.load(path)
 
 

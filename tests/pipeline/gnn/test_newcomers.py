@@ -287,9 +287,9 @@ def test_a_bound_on_neighbours_is_told_and_drawn_by_a_hash(wide):
     drawn = batch.n_id[places[1:3]].tolist()
     assert len(set(drawn)) == 2 and {*drawn} < {*own} and drawn == sorted(drawn)
     draws = set()
-    for newcomers._run.config.seed in range(20):
+    for newcomers._closure._seed in range(20):
         draws.add(tuple(newcomers.take(new, 2)[0].n_id.tolist()))
-    newcomers._run.config.seed = 0
+    newcomers._closure._seed = 0
     assert len(draws) > 5
 
 

@@ -408,7 +408,11 @@ BAD = {
     "four columns": ("a b c d\n", "", "has 4 columns: a line holds two ids"),
     "ragged": ("a b\nb c d\n", "", "Expected 2 fields in line 2, saw 3"),
     "short": ("a b 1\nb c\n", "", "column 3 of edge 2 is empty: each line has 3 columns"),
-    "negative": ("a b 1\nb c -2\n", "", "edge 2 has the weight -2; weights must not be negative"),
+    "negative": (
+        "a b 1\nb c -2\n",
+        "",
+        "edge 2 has the weight '-2', which is negative; weights must not be",
+    ),
     "no number": ("a b 1\nb c x\n", "", "edge 2 has the weight 'x', which is not a finite number"),
     "nothing": ("# nothing\n", "", "holds no rows"),
     "no label": ("a b\n", "a\n", "line 1 has no label"),
