@@ -322,7 +322,7 @@ WRONG = {
     "no masks": (
         {f"{split}_mask": None for split in ("train", "val", "test")},
         {},
-        "the Data: there is no train_mask",
+        "the Data has no labels to learn: add y and masks",
     ),
     "an object": ({"extra": object()}, {}, "the Data names object, which is not loaded"),
     "a matrix without labels": (
