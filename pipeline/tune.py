@@ -271,7 +271,7 @@ def main() -> None:
     )
     given, typed = space.read_command(sys.argv[1:])
     study, search, options = space.open_study(given, typed)
-    # What is typed is named by the user.
+    # The user names what is typed.
     is_typed = bool(typed.fixed or typed.space)
     try:
         Worker(study, search, options, trust=options.trust or is_typed).work()

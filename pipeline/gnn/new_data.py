@@ -427,7 +427,7 @@ def _for_prediction(kind: Kind, data: Data) -> GNNConfig:
     than there are nodes.
     """
     config = kind.config
-    changes = {
+    changes: dict[str, Any] = {
         "task.class_weights": None,
         "task.label_smoothing": 0.0,
         "task.focal_gamma": 0.0,

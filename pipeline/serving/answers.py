@@ -57,14 +57,14 @@ class Answers:
             "filtered": (bool, True),
         }
         explained = {"top": (Annotated[int, Field(ge=1, le=1000)], 10)}
-        known = {"ids": (ids, ...)}
-        if config.trainer.name != "gnn":
+        known: dict[str, Any] = {"ids": (ids, ...)}
+        if not config.explains:
             vectors = pd.DataFrame({"id": model.ids, "vector": list(model.vectors())})
             self._known = Rows(vectors, model.ids)
             top = known
             if config.trainer.name == "knowledge":
                 question = '[head, relation, tail], with "?" for the head or the tail that is asked'
-                triples = Annotated[_list(_list(Id, 3, 3), most), Field(description=question)]
+                triples: Any = Annotated[_list(_list(Id, 3, 3), most), Field(description=question)]
                 top = {"ids": (ids | None, None), "triples": (triples | None, None)}
                 known = top | {name: ranked[name] for name in ("k", "filtered")}
             self.routes = {

@@ -287,7 +287,7 @@ class App:
 class Told(Response):
     """An error, as an object of JSON with one line."""
 
-    media_type = "application/json"
+    media_type = "application/json"  # type: ignore[assignment] # starlette says None
 
     def __init__(self, status: int, message: str, headers: Any = None):
         line = printable(message)[:MOST_LETTERS]

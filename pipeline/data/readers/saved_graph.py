@@ -167,7 +167,9 @@ def _by_relation(path: Path, loaded: object) -> object:
     """Make a graph whose ``edge_type`` numbers relations, as PyG's RGCNConv has it, the dict of a ``HeteroData``."""
     saved = _attributes(path, loaded)
     kinds, index = saved.get("edge_type"), saved.get("edge_index")
-    if not isinstance(kinds, Tensor) or not _is_of_edges(kinds, index) or kinds.dim() != 1:
+    if index is None or not isinstance(kinds, Tensor) or kinds.dim() != 1:
+        return loaded
+    if not _is_of_edges(kinds, index):
         return loaded
     if kinds.is_floating_point() or len(numbers := kinds.unique()) < 2:
         return loaded

@@ -48,7 +48,7 @@ INPUTS = ("features", "dates", "categories", "text", "text_chars", "text_tags")
 
 
 class Settings(Protocol):
-    """What is read of :class:`config.TablesConfig`."""
+    """The keys of :class:`config.TablesConfig` that are read."""
 
     schema: Any
     folder: str | None

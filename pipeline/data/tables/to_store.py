@@ -6,11 +6,9 @@ is killed leaves the stages that are complete, and the next one goes on from the
 
 import dataclasses
 import itertools
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -18,8 +16,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.columns import open_unzipped
-from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.join_types import (
@@ -41,6 +37,7 @@ from parallel_epochs.pipeline.data.tables import (
     sorted_edges as tables_edges,
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
+from parallel_epochs.pipeline.data.tables.files import check_zipped, hash_content  # noqa: F401 (the cache calls it)
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack, unpack
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
 from parallel_epochs.pipeline.data.tables.heads import members
@@ -59,13 +56,10 @@ from parallel_epochs.pipeline.data.tables.text import TextFeatures
 from parallel_epochs.pipeline.data.tables.values import Values, values_of
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.names import FIRST_SOURCE, ROW_TIMES, SNAPSHOT, TEXT_SCORES
-from parallel_epochs.pipeline.run import limits, pulse
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# Bytes that are unzipped at a time.
-UNZIPPED = 1 << 20
 # The part of the database with the nodes of a type, and with a table of edges, by their numbers.
 NODES, EDGES = "nodes_{}", "edges_{}"
 
@@ -93,21 +87,6 @@ class ReadNodes:
     def num_channels(self) -> int:
         """Columns of features that are made of the table."""
         return tables_nodes.num_channels(self.values, self.texts, self.columns)
-
-
-def hash_content(tables: TableSchema) -> str:
-    """Compute a digest of the files of the tables, and of the schema where there are several types of nodes."""
-    if tables.is_typed:
-        found = [[] if own.path is None else members(own.path) for own in tables.tables()]
-        described = [json.dumps(tables.describe(), sort_keys=True)]
-    else:
-        (edges,), (nodes,) = tables.edges.values(), tables.nodes.values()
-        found = [[] if path is None else members(path) for path in (edges.path, nodes.path)]
-        described = []
-    parts = (
-        [*label(("".join(path.suffixes[-2:]), path) for path in paths), "|"] for paths in found
-    )
-    return hash_parts([*described, *itertools.chain.from_iterable(parts)], digest=sample_file)
 
 
 def write_store(
@@ -139,7 +118,7 @@ def write_store(
     schema = config.tables
     paths = [path for own in config.all_tables() for path in members(own)]
     for path in (path for path in paths if path.suffix == ".gz"):
-        _check_zipped(path)
+        check_zipped(path)
     known = None
     if learned is not None:
         known, inputs = unpack(cast(Tensor, learned.fitted))
@@ -574,14 +553,3 @@ def _check_columns(config: TablesConfig, schema: TableSchema, known: list[Fitted
                 f"{config.origin()}: the keys name {count(now, 'column')} of {what}, and those of the run "
                 f"that train.init names {before}. Name the same columns, or leave train.init out"
             )
-
-
-def _check_zipped(path: Path) -> None:
-    """Unzip a table once, for DuckDB would fill the disk with any number of rows, and says little of one cut short.
-
-    Raises:
-        ValueError: it is damaged or cut short, or unzips to more bytes than the limit.
-    """
-    with open_unzipped(path, limits.limit(limits.UNPACKED)) as file:
-        while file.read(UNZIPPED):
-            pulse.beat(f"unzipping {path.name}", pulse.State.LONG)
