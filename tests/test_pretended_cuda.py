@@ -56,7 +56,7 @@ PROGRAMS = {
         "trainer.batch_size=200",
         "train.epochs=2",
     ],
-    "layout": ["trainer=layout", "data=digits", "train.epochs=2"],
+    "layout": ["trainer=layout", "data=vectors", "data.path={folder}/points.npy", "train.epochs=2"],
 }
 
 
@@ -68,7 +68,9 @@ def library(tmp_path_factory):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_on_the_device(name, library, tmp_path):
     overrides = [text.format(folder=tmp_path) for text in PROGRAMS[name]]
-    numpy.save(tmp_path / "edges.npy", numpy.random.default_rng(0).integers(0, 200, (1000, 2)))
+    rng = numpy.random.default_rng(0)
+    numpy.save(tmp_path / "edges.npy", rng.integers(0, 200, (1000, 2)))
+    numpy.save(tmp_path / "points.npy", rng.standard_normal((300, 5), numpy.float32))
     if name == "graphs":
         overrides = [*WRITE["graph"](tmp_path), *overrides]
     command = [

@@ -2,7 +2,7 @@
 
 ``LIBRARY`` is what :func:`build` has compiled of pretended_cuda.cpp, for the torch that is installed. Tensors of the
 device lie in the memory of the CPU and say that they are on cuda:0. Operations are computed by the CPU; those that mix
-devices fail, and CUDA graphs are recorded and replayed. Triton's kernels are only called, and write nothing: numbers
+devices fail. Triton's kernels are only called, and write nothing: numbers
 are those of a broken GPU, but a program takes each line that it takes on a GPU. At the end, the last line of standard
 error counts what happened.
 """
@@ -111,23 +111,6 @@ class Event:
         return True
 
 
-class CUDAGraph:
-    def __init__(self, keep_graph=False):
-        self._graph = DEVICE.Graph()
-
-    def capture_begin(self, pool=None, capture_error_mode="global", **options):
-        assert capture_error_mode in ("global", "thread_local", "relaxed")
-        self._graph.begin()
-
-    def capture_end(self):
-        self._graph.end()
-        COUNTS["captured"] += 1
-
-    def replay(self):
-        self._graph.replay()
-        COUNTS["replayed"] += 1
-
-
 def speak_of_it() -> None:
     """Let torch.cuda speak of the device."""
     import torch
@@ -174,7 +157,6 @@ def speak_of_it() -> None:
         "get_device_capability": (9, 0),
         "get_device_name": properties.name,
         "is_bf16_supported": True,
-        "graph_pool_handle": (0, 1),
     }
     asked = {
         "_lazy_init": begin,
@@ -191,7 +173,7 @@ def speak_of_it() -> None:
     }
     answers = (
         asked
-        | {"Stream": Stream, "Event": Event, "CUDAGraph": CUDAGraph}
+        | {"Stream": Stream, "Event": Event}
         | {name: lambda *args, value=value, **options: value for name, value in always.items()}
     )
     for place in (cuda, cuda.random, cuda.memory, cuda.graphs):
@@ -229,10 +211,13 @@ def move_storages() -> None:
 def only_call_kernels() -> None:
     """Let Triton's kernels check what they are given, and do nothing."""
     import torch
+    from torch.utils._pytree import tree_leaves
     from triton.runtime import interpreter
 
     def call(self, *args, **kwargs):
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        tensors = [
+            value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
+        ]
         assert any(tensor.is_cuda for tensor in tensors), (
             f"{self.fn.__name__}: no tensor is on the GPU"
         )
