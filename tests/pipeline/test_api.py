@@ -349,7 +349,7 @@ WRONG = {
     "a schema's column": (
         schema(weight="no"),
         {},
-        "data.schema: the edges next: data.edges.weight=no: the table of next has",
+        "data.schema: edges.next: data.edges.weight=no: the table of next has",
     ),
     "a file that is missing": ("nowhere.pt", {}, "nowhere.pt does not exist"),
     "a dataset that is none": (

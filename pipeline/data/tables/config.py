@@ -372,6 +372,11 @@ class TablesConfig(DataConfig):
             )
         if self.schema is None and self.edges.path is None:
             raise ValueError("no value for data.edges.path: give it on the command line")
+        if self.schema is None and self.edges.source == self.edges.target:
+            raise ValueError(
+                f"data.edges.source={self.edges.source} is data.edges.target too: each end of an edge needs a "
+                "column of its own"
+            )
         lengths = self.nodes.char_lengths
         if len(lengths) != 2 or not 1 <= lengths[0] <= lengths[1] <= 10:
             raise ValueError(

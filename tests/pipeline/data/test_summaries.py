@@ -238,7 +238,7 @@ def test_too_many_columns_or_no_edges_are_refused(stored, tmp_path, monkeypatch)
         tmp_path / "graph.pt",
     )
     with pytest.raises(
-        ValueError, match="data.summaries=1 summarises edges, and .*graph.pt has none"
+        ValueError, match="data.summaries reads neighbours, and .*graph.pt has no edges"
     ):
         load(FileConfig(path=str(tmp_path / "graph.pt"), summaries=1), tmp_path)
     monkeypatch.setattr(summarising, "MOST_OF_TYPE", 50)

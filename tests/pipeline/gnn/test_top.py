@@ -249,10 +249,16 @@ def test_a_user_and_an_item_may_have_the_same_id(tmp_path):
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (["data.edges.target=user"], "the same column for both ends"),
-        (["data.nodes.path=bought.csv"], "data.nodes.path"),
-        (["data.to_undirected=false"], "data.to_undirected=false"),
-        (["data.propagate=1"], "data.propagate"),
+        (["data.edges.target=user"], "data.edges.source=user is data.edges.target too"),
+        (
+            ["data.nodes.path=bought.csv"],
+            "data.nodes.path=bought.csv .* does not fit data.schema or data.edges.bipartite=true",
+        ),
+        (
+            ["data.to_undirected=false"],
+            "data.to_undirected=false does not fit a graph with several types",
+        ),
+        (["data.propagate=1"], "data.propagate=1 does not fit a graph with several types"),
     ],
 )
 def test_two_types_of_nodes_do_not_go_with_keys_of_one(overrides, message, tmp_path):
@@ -269,6 +275,6 @@ def test_two_types_of_nodes_do_not_go_with_keys_of_one(overrides, message, tmp_p
     )
     with pytest.raises(
         ValueError,
-        match=f"data.edges.bipartite=true has nodes of two types, and {message} does not",
+        match=message,
     ):
         config.data.check()
