@@ -13,7 +13,8 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component
 from parallel_epochs.pipeline.data.inputs import describe_inputs
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import bases, estimate, memory, placement
+from parallel_epochs.pipeline.gnn import estimate, memory, placement
+from parallel_epochs.pipeline.gnn.base import bases
 from parallel_epochs.pipeline.gnn.components import find_or_read
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, visible

@@ -16,7 +16,8 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.column_names import Channel
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables.fitted import content_of
-from parallel_epochs.pipeline.gnn import fusion, new_data
+from parallel_epochs.pipeline.gnn import new_data
+from parallel_epochs.pipeline.gnn.base import fusion
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
 from parallel_epochs.pipeline.gnn.predict import open_run, predict as save_predictions

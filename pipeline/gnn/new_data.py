@@ -25,7 +25,8 @@ from parallel_epochs.pipeline.data.learned import (
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.data.summaries import Summaries, summarise
-from parallel_epochs.pipeline.gnn import bases, build, fusion, label_scores, link_fusion
+from parallel_epochs.pipeline.gnn import build
+from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores, link_fusion
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.ids import ids_of
 from parallel_epochs.pipeline.gnn.kinds.base import Kind

@@ -7,9 +7,9 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn import memory
+from parallel_epochs.pipeline.gnn.base.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.estimate import machine_of
-from parallel_epochs.pipeline.gnn.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.loaders.snapshots import MOST_KEPT, num_snapshots
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.graph.resident import bytes_of, put_on

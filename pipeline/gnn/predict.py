@@ -12,8 +12,9 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import answers, build, label_scores, new_data
-from parallel_epochs.pipeline.gnn.calibration import calibrate
+from parallel_epochs.pipeline.gnn import build, new_data
+from parallel_epochs.pipeline.gnn.base import answers, label_scores
+from parallel_epochs.pipeline.gnn.base.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted

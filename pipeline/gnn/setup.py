@@ -12,6 +12,8 @@ from parallel_epochs.pipeline.data.column_names import Channel, name_nodes
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.gnn import warm_start
+from parallel_epochs.pipeline.gnn.base.fit import Base
+from parallel_epochs.pipeline.gnn.base.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.features import NodeTable
@@ -20,8 +22,6 @@ from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.loaders.build import build_loader
 from parallel_epochs.pipeline.gnn.model import build_model, build_table
 from parallel_epochs.pipeline.gnn.relations import Neighbours
-from parallel_epochs.pipeline.gnn.simple.base import Base
-from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase
 
 
 @dataclass

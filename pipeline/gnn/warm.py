@@ -14,10 +14,10 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.gnn import top
+from parallel_epochs.pipeline.gnn.base.fusion import read_kept
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.explain.answer import Explanation
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
-from parallel_epochs.pipeline.gnn.fusion import read_kept
 from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of

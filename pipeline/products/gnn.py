@@ -1,16 +1,7 @@
 """Graph networks (trainer=gnn) predict labels of nodes, graphs or links."""
 
-from parallel_epochs.pipeline.gnn import (
-    answers,
-    build,
-    candidates,
-    export,
-    label_scores,
-    memory,
-    new_data,
-    placement,
-    predict,
-)
+from parallel_epochs.pipeline.gnn import build, export, memory, new_data, placement, predict
+from parallel_epochs.pipeline.gnn.base import answers, candidates, label_scores
 from parallel_epochs.pipeline.gnn.explain.command import explain
 from parallel_epochs.pipeline.gnn.warm import Warm
 from parallel_epochs.pipeline.products.base import Product

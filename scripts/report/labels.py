@@ -18,7 +18,7 @@ NUM_BINS, MAX_MISTAKES = 10, 20
 
 
 def read_scores(folder: Path) -> dict | None:
-    """Read the scores that :func:`pipeline.gnn.label_scores.write_best` wrote; none of a run that left none."""
+    """Read the scores that :func:`pipeline.gnn.base.label_scores.write_best` wrote; none of a run that left none."""
     path = folder / SCORES
     return files.read_json(path) if files.is_there(path) else None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.column_names import Channel, name_nodes
-from parallel_epochs.pipeline.gnn import fusion
+from parallel_epochs.pipeline.gnn.base import fusion
 from parallel_epochs.pipeline.gnn.explain.answer import Explanation
 from parallel_epochs.pipeline.gnn.explain.score import Explained, Score, Tried
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of

@@ -12,12 +12,12 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.networks.categories import TableEncoder
-from parallel_epochs.pipeline.gnn import fusion
+from parallel_epochs.pipeline.gnn.base import fusion
+from parallel_epochs.pipeline.gnn.base.fit import SMOOTHED, Base, apply
 from parallel_epochs.pipeline.gnn.explain.answer import LEAST_GAP, TOLERANCE
 from parallel_epochs.pipeline.gnn.explain.view import link_keys, view_of, without
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.base import SMOOTHED, Base, apply
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 
 # Numbers that all copies of a graph send along its edges together, and the steps of a method.

@@ -7,9 +7,9 @@ import numpy as np
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import name_graphs
+from parallel_epochs.pipeline.gnn.base.fit import of_labels
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
-from parallel_epochs.pipeline.gnn.simple.base import of_labels
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 

@@ -32,7 +32,7 @@ MAX_DESCRIBED = 10**7
 
 
 class Mixture(Protocol):
-    """Mixes the scores of a network with those of a simple method, see :class:`pipeline.gnn.link_fusion.Mixture`."""
+    """Mixes the scores of a network with those of a simple method, see :class:`pipeline.gnn.base.link_fusion.Mixture`."""
 
     share: float
 

@@ -13,17 +13,17 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.data.summaries import MARKS, summarise
-from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple import (
+from parallel_epochs.pipeline.gnn.base import (
     base as base_module,
     graphs,
     linear,
     propagation,
     trees,
 )
-from parallel_epochs.pipeline.gnn.simple.base import apply, fit_base
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.labels import Labels
+from parallel_epochs.pipeline.gnn.base.fit import apply, fit_base
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.labels import Labels
+from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.run import baseline_file
 from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers import building

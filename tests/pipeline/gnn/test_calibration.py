@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from parallel_epochs.pipeline.gnn.calibration import calibration_error, fit_temperatures
+from parallel_epochs.pipeline.gnn.base.calibration import calibration_error, fit_temperatures
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from tests.helpers.building import EvaluateConfig, predicted, save
 from tests.pipeline.gnn.test_new_data import graph, trained

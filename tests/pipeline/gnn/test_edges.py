@@ -10,10 +10,10 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.gnn.base import edges
+from parallel_epochs.pipeline.gnn.base.fit import fit_base
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
-from parallel_epochs.pipeline.gnn.simple import edges
-from parallel_epochs.pipeline.gnn.simple.base import fit_base
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.tasks.edge import find_ends
 from parallel_epochs.pipeline.graph.partition import assignment
 from parallel_epochs.pipeline.names import MASKS

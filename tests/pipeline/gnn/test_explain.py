@@ -16,7 +16,7 @@ import parallel_epochs as pe
 from parallel_epochs.pipeline.command import arguments, cli
 from parallel_epochs.pipeline.config import ExplainConfig
 from parallel_epochs.pipeline.data.column_names import ATOMS
-from parallel_epochs.pipeline.gnn import bases, fusion, link_fusion
+from parallel_epochs.pipeline.gnn.base import bases, fusion, link_fusion
 from parallel_epochs.pipeline.gnn.explain import command
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
 from parallel_epochs.pipeline.gnn.explain.score import Score

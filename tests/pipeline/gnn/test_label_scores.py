@@ -21,9 +21,9 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.gnn.base.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import count_labels
-from parallel_epochs.pipeline.gnn.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.metrics import (
     choose_thresholds,

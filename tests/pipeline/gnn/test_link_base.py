@@ -8,19 +8,18 @@ import torch
 import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
-from parallel_epochs.pipeline.gnn import link_fusion
-from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
-from parallel_epochs.pipeline.gnn.predict import predict_rows
-from parallel_epochs.pipeline.gnn.ranking import Direction, Links, rank
-from parallel_epochs.pipeline.gnn.simple import linear_links, link_base, walks
-from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, fit_link_base, scorer_of
-from parallel_epochs.pipeline.gnn.simple.link_trial import (
+from parallel_epochs.pipeline.gnn.base import linear_links, link_base, link_fusion, walks
+from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, fit_link_base, scorer_of
+from parallel_epochs.pipeline.gnn.base.link_trial import (
     Trial,
     add_up,
     fit_logit,
     try_out,
     values_by_source,
 )
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
+from parallel_epochs.pipeline.gnn.predict import predict_rows
+from parallel_epochs.pipeline.gnn.ranking import Direction, Links, rank
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric, ranking_metric, values_of_pairs
 from parallel_epochs.pipeline.run.saved import SavedRun

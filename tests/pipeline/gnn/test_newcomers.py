@@ -10,11 +10,10 @@ import torch
 
 import parallel_epochs as pe
 from parallel_epochs.pipeline.data.tables import new_rows
-from parallel_epochs.pipeline.gnn import fusion
+from parallel_epochs.pipeline.gnn.base import fusion, linear, trees
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.summaries import summarise
 from parallel_epochs.pipeline.gnn.newcomers import Newcomers
-from parallel_epochs.pipeline.gnn.simple import linear, trees
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.summaries import summarise
 from tests.pipeline.test_model import SMALL, people
 
 ROWS = [

@@ -8,6 +8,9 @@ import torch
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.tables.label_rows import summarise
+from parallel_epochs.pipeline.gnn.base import rows
+from parallel_epochs.pipeline.gnn.base.fit import fit_base
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.loaders.snapshots import (
     num_snapshots,
@@ -15,9 +18,6 @@ from parallel_epochs.pipeline.gnn.loaders.snapshots import (
     size_of_pass,
     take_snapshot,
 )
-from parallel_epochs.pipeline.gnn.simple import rows
-from parallel_epochs.pipeline.gnn.simple.base import fit_base
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from parallel_epochs.pipeline.gnn.tasks import row as tasks_row
 from parallel_epochs.pipeline.gnn.tasks.edge import find_ends
 from parallel_epochs.pipeline.run.schedule import Share

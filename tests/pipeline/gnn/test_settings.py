@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import write_config
-from parallel_epochs.pipeline.gnn import settings
+from parallel_epochs.pipeline.gnn.base import settings
 from parallel_epochs.pipeline.gnn.kinds.base import MODELS
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs

@@ -7,10 +7,10 @@ import torch
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
-from parallel_epochs.pipeline.gnn import bases
+from parallel_epochs.pipeline.gnn.base import bases
+from parallel_epochs.pipeline.gnn.base.graphs import count_contents, count_patterns
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.optimization import settle
-from parallel_epochs.pipeline.gnn.simple.graphs import count_contents, count_patterns
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import train

@@ -9,9 +9,9 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.gnn.fusion import Kept, choose, mix_in
+from parallel_epochs.pipeline.gnn.base.fit import fit_base, of_labels
+from parallel_epochs.pipeline.gnn.base.fusion import Kept, choose, mix_in
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
-from parallel_epochs.pipeline.gnn.simple.base import fit_base, of_labels
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import LOG_LABEL, TEXT_SCORES
 

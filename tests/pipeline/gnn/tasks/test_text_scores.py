@@ -7,10 +7,10 @@ import torch
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.gnn import bases
+from parallel_epochs.pipeline.gnn.base import bases
+from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.model import build_model
-from parallel_epochs.pipeline.gnn.simple.base import Base
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 
 TABLES = [

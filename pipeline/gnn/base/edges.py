@@ -9,8 +9,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.structure import find_degrees
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.method import Method
 from parallel_epochs.pipeline.gnn.tasks.edge import EdgeTask, find_ends
 
 # Columns of an end and labels that are read, at most, and the weight of the mean label among those of other edges.

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.calibration import fit_temperatures
+from parallel_epochs.pipeline.gnn.base.calibration import fit_temperatures
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import WHOLE_MEAN
 

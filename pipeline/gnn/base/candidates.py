@@ -9,11 +9,11 @@ from typing import Any, cast
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import write_config
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import bases, settings
+from parallel_epochs.pipeline.gnn.base import bases, settings
+from parallel_epochs.pipeline.gnn.base.fit import Base, is_far_below
 from parallel_epochs.pipeline.gnn.components import train_components
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.base import Base, is_far_below
 from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import DamagedFile, one_line

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.method import Method
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.method import Method
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:

@@ -19,12 +19,12 @@ from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.summaries import MARKS, NO_MARKS
 from parallel_epochs.pipeline.gnn import estimate
+from parallel_epochs.pipeline.gnn.base.fit import Base, fit_base
+from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, fit_link_base
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.loaders.snapshots import size_of_pass
-from parallel_epochs.pipeline.gnn.simple.base import Base, fit_base
-from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, fit_link_base
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import BASE_COLUMNS, ranks_at

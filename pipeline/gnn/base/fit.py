@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import correct_and_smooth
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
-from parallel_epochs.pipeline.gnn.simple import (
+from parallel_epochs.pipeline.gnn.base import (
     edges,
     linear,
     mean,
@@ -22,10 +22,10 @@ from parallel_epochs.pipeline.gnn.simple import (
     rows as rows_of_table,
     trees,
 )
-from parallel_epochs.pipeline.gnn.simple.folds import divide
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.labels import to_logits
-from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
+from parallel_epochs.pipeline.gnn.base.folds import divide
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.labels import to_logits
+from parallel_epochs.pipeline.gnn.base.method import Method, TooLong
 from parallel_epochs.pipeline.gnn.tasks.edge import EdgeTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.tasks.row import RowTask

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import link_relation_of
-from parallel_epochs.pipeline.gnn.ranking import Direction, Links
-from parallel_epochs.pipeline.gnn.simple.linear_links import (
+from parallel_epochs.pipeline.gnn.base.linear_links import (
     columns_of,
     ease_weights,
     fit_columns,
     join_columns,
 )
+from parallel_epochs.pipeline.gnn.ranking import Direction, Links
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +339,7 @@ def ease(
     penalty: float,
     columns: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Walk:
-    """Score candidates by the other targets of a source, see :func:`pipeline.gnn.simple.linear_links.ease_weights`.
+    """Score candidates by the other targets of a source, see :func:`pipeline.gnn.base.linear_links.ease_weights`.
 
     Args:
         columns: of sources and of candidates. A column of the sources is one more target, and a column of the
@@ -357,7 +357,7 @@ def ease(
 
 
 def by_columns(links: scipy.sparse.csr_array, direction: Direction, *columns: np.ndarray) -> Walk:
-    """Score candidates by columns, see :func:`pipeline.gnn.simple.linear_links.fit_columns`."""
+    """Score candidates by columns, see :func:`pipeline.gnn.base.linear_links.fit_columns`."""
     return Walk(*fit_columns(links, direction, *columns), columns=direction.candidates)
 
 

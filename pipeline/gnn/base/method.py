@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 
 Rows = Bool[Tensor, " num_rows"]
 Predict = Callable[[Inputs, dict, Rows, Rows | None], Tensor]

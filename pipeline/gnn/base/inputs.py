@@ -16,8 +16,8 @@ from torch_geometric.data import Data
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency
 from parallel_epochs.pipeline.data.summaries import MARKS, NO_MARKS, SUMMARIES, Summaries, summarise
 from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
-from parallel_epochs.pipeline.gnn.simple.graphs import count_contents
-from parallel_epochs.pipeline.gnn.simple.labels import Labels, to_logits
+from parallel_epochs.pipeline.gnn.base.graphs import count_contents
+from parallel_epochs.pipeline.gnn.base.labels import Labels, to_logits
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import SNAPSHOT, TERMS, WHOLE_DEGREE, merit

@@ -12,9 +12,9 @@ from torch_geometric.data import Data
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency, propagate
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.labels import CERTAIN, Labels
-from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.labels import CERTAIN, Labels
+from parallel_epochs.pipeline.gnn.base.method import Method, TooLong
 from parallel_epochs.pipeline.names import WHOLE_DEGREE
 
 # How often labels are propagated in many steps, and the weights of what the neighbours say.

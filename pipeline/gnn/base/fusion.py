@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.gnn import bases, label_scores
+from parallel_epochs.pipeline.gnn.base import bases, label_scores
+from parallel_epochs.pipeline.gnn.base.fit import Base, apply
+from parallel_epochs.pipeline.gnn.base.folds import halves
+from parallel_epochs.pipeline.gnn.base.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.base import Base, apply
-from parallel_epochs.pipeline.gnn.simple.folds import halves
-from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
 from parallel_epochs.pipeline.names import SPLITS, merit

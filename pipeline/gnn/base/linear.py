@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.labels import Labels
-from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.labels import Labels
+from parallel_epochs.pipeline.gnn.base.method import Method, TooLong
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.seeds import stream
 

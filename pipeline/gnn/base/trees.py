@@ -13,10 +13,10 @@ from sklearn import ensemble
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.labels import Labels
-from parallel_epochs.pipeline.gnn.simple.method import Method, TooLong
-from parallel_epochs.pipeline.gnn.simple.summaries import choices, summarise
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.labels import Labels
+from parallel_epochs.pipeline.gnn.base.method import Method, TooLong
+from parallel_epochs.pipeline.gnn.base.summaries import choices, summarise
 
 # They are fitted to so many training rows at most, and compared on so many.
 MOST_ROWS, COARSE_ROWS, COARSE_TREES = 50_000, 5_000, 30

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn import label_scores
-from parallel_epochs.pipeline.gnn.fusion import (
+from parallel_epochs.pipeline.gnn.base import label_scores
+from parallel_epochs.pipeline.gnn.base.fusion import (
     FILE,
     SHARES,
     Answer,
@@ -23,11 +23,11 @@ from parallel_epochs.pipeline.gnn.fusion import (
     mix,
     summarise,
 )
+from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, scorer_of
+from parallel_epochs.pipeline.gnn.base.link_trial import Trial, try_out
+from parallel_epochs.pipeline.gnn.base.walks import Scorer
 from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.simple.link_base import LinkBase, scorer_of
-from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, try_out
-from parallel_epochs.pipeline.gnn.simple.walks import Scorer
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import checkpoint
@@ -92,7 +92,7 @@ class Mixture:
 
 
 def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[str, Any], Tensor]:
-    """Choose what a run on links answers with, when its network is trained; see :func:`pipeline.gnn.fusion.finish`."""
+    """Choose what a run on links answers with, when its network is trained; see :func:`pipeline.gnn.base.fusion.finish`."""
     task, base, model = cast(LinkTask, setup.task), cast(LinkBase, setup.base), setup.model
     alone, links = task.scores(model, rows), Links(setup.data)
     scorers: list[Scorer] = [

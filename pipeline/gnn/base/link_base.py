@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.ranking import Links, score_split, with_pairs
-from parallel_epochs.pipeline.gnn.simple.folds import halves
-from parallel_epochs.pipeline.gnn.simple.linear_links import MOST_BYTES
-from parallel_epochs.pipeline.gnn.simple.link_trial import Trial, add_up, try_out
-from parallel_epochs.pipeline.gnn.simple.walks import (
+from parallel_epochs.pipeline.gnn.base.folds import halves
+from parallel_epochs.pipeline.gnn.base.linear_links import MOST_BYTES
+from parallel_epochs.pipeline.gnn.base.link_trial import Trial, add_up, try_out
+from parallel_epochs.pipeline.gnn.base.walks import (
     DEGREES,
     POPULARITY,
     Sum,
@@ -24,6 +23,7 @@ from parallel_epochs.pipeline.gnn.simple.walks import (
     matrix_of,
     seconds_of_ease,
 )
+from parallel_epochs.pipeline.gnn.ranking import Links, score_split, with_pairs
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric
 from parallel_epochs.pipeline.names import SPLITS, ranks_at

@@ -10,10 +10,10 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.structure import find_degrees
-from parallel_epochs.pipeline.gnn.simple.edges import are_edges, columns_of_ends, labels_of_ends
-from parallel_epochs.pipeline.gnn.simple.graphs import count_patterns
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
-from parallel_epochs.pipeline.gnn.simple.propagation import PRIOR, both_steps, edge_weights
+from parallel_epochs.pipeline.gnn.base.edges import are_edges, columns_of_ends, labels_of_ends
+from parallel_epochs.pipeline.gnn.base.graphs import count_patterns
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.propagation import PRIOR, both_steps, edge_weights
 from parallel_epochs.pipeline.gnn.tasks.row import RowTask
 
 # Steps of PageRank, and its chance to follow an edge.

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.tables.scores import NUM_FOLDS
-from parallel_epochs.pipeline.gnn.simple.inputs import Inputs
+from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.run.seeds import stream
 
 
