@@ -28,7 +28,7 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 
 if TYPE_CHECKING:
     from parallel_epochs.pipeline.gnn.explain.answer import Explanation
-    from parallel_epochs.pipeline.gnn.newcomers import Newcomers
+    from parallel_epochs.pipeline.gnn.predict.newcomers import Newcomers
     from parallel_epochs.pipeline.serving.app import App
 
 # A table of classes may hold these columns, as the key `columns` of the command has them.

@@ -13,9 +13,9 @@ import torch
 from parallel_epochs.models import edge_index as edges
 from parallel_epochs.models.aggregate import fused
 from parallel_epochs.pipeline.gnn import memory as footprint
-from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.predict.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph import metis
 from parallel_epochs.pipeline.graph.components import (

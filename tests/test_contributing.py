@@ -24,7 +24,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # Runs commands one after the other, each in a fork that has the imports of the copy behind it, and so have its ranks.
 RUNNER = """
 import json, multiprocessing.util, os, runpy, sys
-import parallel_epochs.pipeline.gnn.predict, parallel_epochs.pipeline.training
+import parallel_epochs.pipeline.gnn.predict.command, parallel_epochs.pipeline.training
 from tests.helpers.kill_runs import fork_rank_server
 multiprocessing.util.spawnv_passfds = fork_rank_server
 for module, *arguments in json.load(sys.stdin):

@@ -51,7 +51,11 @@ FOLLOWED = {
         "write_store",
         "config",
     ),
-    "predict from run": (("pipeline.gnn.export", "pipeline.gnn.predict"), "predict", "run"),
+    "predict from run": (
+        ("pipeline.gnn.predict.export", "pipeline.gnn.predict.command"),
+        "predict",
+        "run",
+    ),
 }
 # A method that more classes have is not followed: its name does not tell what is called.
 MOST_METHODS = 5

@@ -37,7 +37,7 @@ from parallel_epochs.pipeline.gnn.optimization import (
     check_precision,
     settle,
 )
-from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.predict.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, split_components

@@ -13,9 +13,9 @@ from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
-from parallel_epochs.pipeline.gnn.inference import predict_exact
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
-from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.predict.inference import predict_exact
+from parallel_epochs.pipeline.gnn.predict.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.graph.components import Components, find_components
 from parallel_epochs.pipeline.graph.ranges import check_numbers

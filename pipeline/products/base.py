@@ -63,7 +63,7 @@ class Product(Generic[Config, OwnPart, Evaluation, Prediction]):
         evaluate: computes the metrics of a checkpoint, and saves its predictions if asked to.
         predict: saves what a checkpoint predicts, or the vectors that it holds.
         open_warm: opens a run and its data, or others, to be asked many times, with keys of `predict`; see
-            :class:`pipeline.gnn.warm.Warm` and :class:`pipeline.block_training.vectors.OpenVectors`.
+            :class:`pipeline.gnn.predict.warm.Warm` and :class:`pipeline.block_training.vectors.OpenVectors`.
         check: refuses what the configuration and the machine rule out, before anything is opened or written.
         prepare: fills the caches that training would fill, in addition to the graph's.
         memory_of: says what memory a rank will take, and what it may use; None if it is not known before training.

@@ -1,9 +1,10 @@
 """Graph networks (trainer=gnn) predict labels of nodes, graphs or links."""
 
-from parallel_epochs.pipeline.gnn import build, export, memory, new_data, placement, predict
+from parallel_epochs.pipeline.gnn import build, memory, placement
 from parallel_epochs.pipeline.gnn.base import answers, candidates, label_scores
 from parallel_epochs.pipeline.gnn.explain.command import explain
-from parallel_epochs.pipeline.gnn.warm import Warm
+from parallel_epochs.pipeline.gnn.predict import command, export, new_data
+from parallel_epochs.pipeline.gnn.predict.warm import Warm
 from parallel_epochs.pipeline.products.base import Product
 
 PRODUCT: Product = Product(
@@ -17,7 +18,7 @@ PRODUCT: Product = Product(
     write_best=label_scores.write_best,
     finish=answers.finish,
     train_parts=candidates.train_parts,
-    evaluate=predict.evaluate,
+    evaluate=command.evaluate,
     predict=export.predict,
     open_warm=Warm,
     explain=explain,

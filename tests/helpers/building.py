@@ -22,8 +22,8 @@ from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of  # noqa: F401
 from parallel_epochs.pipeline.gnn.kinds.labels import check_metric  # noqa: F401
 from parallel_epochs.pipeline.gnn.model import build_table, construct  # noqa: F401
-from parallel_epochs.pipeline.gnn.predict import predict_rows, save as save_asked
-from parallel_epochs.pipeline.gnn.predictor import build_predictor
+from parallel_epochs.pipeline.gnn.predict.command import predict_rows, save as save_asked
+from parallel_epochs.pipeline.gnn.predict.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.products import product_of
 from parallel_epochs.pipeline.run.contract import Trainer

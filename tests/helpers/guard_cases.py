@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.gnn import inference, memory as footprint
+from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.config import GNNConfig as Config
+from parallel_epochs.pipeline.gnn.predict import inference
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.run import files

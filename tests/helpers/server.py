@@ -24,7 +24,7 @@ from tests.helpers import composing
 # What commands import when they need it, beside what the tests have imported.
 OURS = (
     "pipeline.training",
-    "pipeline.gnn.predict",
+    "pipeline.gnn.predict.command",
     "pipeline.data.readers.ogb_node",
     "scripts.report.document",
 )

@@ -7,8 +7,8 @@ from hypothesis import given, settings, strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from parallel_epochs.models.aggregate import reference
-from parallel_epochs.pipeline.gnn.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.predict.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import (
     RANKS,

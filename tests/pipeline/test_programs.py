@@ -24,9 +24,9 @@ from parallel_epochs.models.networks.pyg import RECIPES, PyGModel, find
 from parallel_epochs.models.networks.relational import HGT, RGCN
 from parallel_epochs.models.networks.reversible import RevGNN
 from parallel_epochs.pipeline import programs
-from parallel_epochs.pipeline.gnn import export, predict
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
-from parallel_epochs.pipeline.gnn.export import SIZES, _traced
+from parallel_epochs.pipeline.gnn.predict import command as predict, export
+from parallel_epochs.pipeline.gnn.predict.export import SIZES, _traced
 from parallel_epochs.pipeline.knowledge.export import SIZES as TRIPLES, TripleNetwork
 from parallel_epochs.pipeline.programs import Program
 from parallel_epochs.pipeline.run.files import FileError

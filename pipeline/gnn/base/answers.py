@@ -7,7 +7,7 @@ from parallel_epochs.pipeline.gnn.base import fusion, label_scores, link_fusion
 from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.base.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
-from parallel_epochs.pipeline.gnn.predictor import predict_best
+from parallel_epochs.pipeline.gnn.predict.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.run import pulse

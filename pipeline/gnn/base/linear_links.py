@@ -7,7 +7,7 @@ import scipy.sparse
 from jaxtyping import Float
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.ranking import Direction
+from parallel_epochs.pipeline.gnn.predict.ranking import Direction
 
 # Penalty of the linear maps of columns for each source, and numbers of columns that one may read.
 COLUMN_PENALTY, MOST_NUMBERS = 0.05, 1 << 25

@@ -23,7 +23,7 @@ from parallel_epochs.pipeline.gnn.base.walks import (
     matrix_of,
     seconds_of_ease,
 )
-from parallel_epochs.pipeline.gnn.ranking import Links, score_split, with_pairs
+from parallel_epochs.pipeline.gnn.predict.ranking import Links, score_split, with_pairs
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric
 from parallel_epochs.pipeline.names import SPLITS, ranks_at

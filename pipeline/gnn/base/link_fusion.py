@@ -26,7 +26,7 @@ from parallel_epochs.pipeline.gnn.base.fusion import (
 from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, scorer_of
 from parallel_epochs.pipeline.gnn.base.link_trial import Trial, try_out
 from parallel_epochs.pipeline.gnn.base.walks import Scorer
-from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
+from parallel_epochs.pipeline.gnn.predict.ranking import BlockScorer, Links
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.names import SPLITS

@@ -9,7 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.base.walks import Scorer
-from parallel_epochs.pipeline.gnn.ranking import NUMBERS, Direction, Links, find_known, place_of
+from parallel_epochs.pipeline.gnn.predict.ranking import (
+    NUMBERS,
+    Direction,
+    Links,
+    find_known,
+    place_of,
+)
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import hits_at, values_of_pairs, values_of_sources
 from parallel_epochs.pipeline.names import ranks_at

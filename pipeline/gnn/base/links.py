@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.pair_scores import PAIR_SCORES
+from parallel_epochs.pipeline.gnn.predict.pair_scores import PAIR_SCORES
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run.baseline_file import Baseline

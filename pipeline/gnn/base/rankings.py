@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.base.walks import find_walks, matrix_of, seconds_of_ease
-from parallel_epochs.pipeline.gnn.ranking import Links, score_split
+from parallel_epochs.pipeline.gnn.predict.ranking import Links, score_split
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 

@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.gnn.base.linear_links import (
     fit_columns,
     join_columns,
 )
-from parallel_epochs.pipeline.gnn.ranking import Direction, Links
+from parallel_epochs.pipeline.gnn.predict.ranking import Direction, Links
 
 log = logging.getLogger(__name__)
 

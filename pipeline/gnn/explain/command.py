@@ -7,7 +7,7 @@ from parallel_epochs.pipeline.config import ExplainConfig
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
 from parallel_epochs.pipeline.gnn.explain.score import STEPS, Score
-from parallel_epochs.pipeline.gnn.warm import Warm
+from parallel_epochs.pipeline.gnn.predict.warm import Warm
 from parallel_epochs.pipeline.names import WHY
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.saved import SavedRun

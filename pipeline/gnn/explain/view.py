@@ -15,8 +15,8 @@ from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.relation import reverses_of
-from parallel_epochs.pipeline.gnn import neighborhood
 from parallel_epochs.pipeline.gnn.loaders.snapshots import take_snapshot
+from parallel_epochs.pipeline.gnn.predict import neighborhood
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask

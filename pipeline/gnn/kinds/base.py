@@ -18,9 +18,9 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.network import Network
-from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.predict.table import Table
+from parallel_epochs.pipeline.gnn.predict.top import Question
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.gnn.top import Question
 from parallel_epochs.pipeline.gnn.warm_start import learned_of
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 

@@ -4,11 +4,11 @@ import numpy as np
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn import ids
 from parallel_epochs.pipeline.gnn.contract import Loader
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.edges import EdgeLoader
+from parallel_epochs.pipeline.gnn.predict import ids
 from parallel_epochs.pipeline.gnn.tasks.edge import (
     EdgeTask,
     find_ends,

@@ -12,9 +12,9 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data.learned import Learned, with_labels
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
-from parallel_epochs.pipeline.gnn.ids import ID
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted, numbers_of
-from parallel_epochs.pipeline.gnn.table import Table, label_columns
+from parallel_epochs.pipeline.gnn.predict.ids import ID
+from parallel_epochs.pipeline.gnn.predict.table import Table, label_columns
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import (

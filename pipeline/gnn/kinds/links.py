@@ -23,18 +23,18 @@ from parallel_epochs.pipeline.data.links import (
     sides_of,
 )
 from parallel_epochs.pipeline.data.node_names import suggest_name
-from parallel_epochs.pipeline.gnn import top
 from parallel_epochs.pipeline.gnn.base.links import of_links
 from parallel_epochs.pipeline.gnn.base.rankings import of_rankings
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
-from parallel_epochs.pipeline.gnn.ids import ids_of as node_ids, look_up, read_texts, skip
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import refuse_unlabelled
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.gnn.network import LinkNetwork
-from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.predict import top
+from parallel_epochs.pipeline.gnn.predict.ids import ids_of as node_ids, look_up, read_texts, skip
+from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.warm_start import learned_of
 from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs as read_tensor

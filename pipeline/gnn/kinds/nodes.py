@@ -10,12 +10,12 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
 from parallel_epochs.pipeline.data.join_types import refuse_unread
-from parallel_epochs.pipeline.gnn import ids
 from parallel_epochs.pipeline.gnn.base.fit import of_labels
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
+from parallel_epochs.pipeline.gnn.predict import ids
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import TEXT_SCORES
 from parallel_epochs.pipeline.run.baseline_file import Baseline

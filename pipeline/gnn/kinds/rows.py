@@ -4,13 +4,13 @@ import numpy as np
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn import ids
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.edges import EdgeLoader
+from parallel_epochs.pipeline.gnn.predict import ids
 from parallel_epochs.pipeline.gnn.tasks.edge import find_ends, with_both_ways
 from parallel_epochs.pipeline.gnn.tasks.row import RowTask
 from parallel_epochs.pipeline.names import ROW_SEPARATOR

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.pipeline.data.links import find_sides, link_relation_of
-from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links, score_split
+from parallel_epochs.pipeline.gnn.predict.ranking import BlockScorer, Links, score_split
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.metrics import (
     check_finite,
@@ -49,7 +49,7 @@ class LinkTask:
     negative ones that they are ranked among; those of training are ranked among the negatives of validation. With
     "mrr" and a graph that has ``negatives_per_pair``, each pair is ranked among its own, and the first training pairs
     among those of the validation pairs in the same order. "recall@K", "ndcg@K", "hit@K" and "mrr@K" rank all candidates
-    of a source, see :class:`pipeline.gnn.ranking.Links`, and need no negatives.
+    of a source, see :class:`pipeline.gnn.predict.ranking.Links`, and need no negatives.
 
     Args:
         data: a graph as :func:`pipeline.data.cache.load` returns it, with the pairs of ``PAIRS``.

@@ -11,10 +11,10 @@ import torch
 import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.base import bases, candidates, fusion
 from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from parallel_epochs.pipeline.gnn.predict import new_data
 from parallel_epochs.pipeline.metrics import choose_thresholds
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from parallel_epochs.pipeline.gnn.inference import predict_views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
+from parallel_epochs.pipeline.gnn.predict.inference import predict_views
 from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers.graphs import make_graph, random_graph
 

@@ -18,8 +18,8 @@ from parallel_epochs.pipeline.gnn.base.link_trial import (
     values_by_source,
 )
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
-from parallel_epochs.pipeline.gnn.predict import predict_rows
-from parallel_epochs.pipeline.gnn.ranking import Direction, Links, rank
+from parallel_epochs.pipeline.gnn.predict.command import predict_rows
+from parallel_epochs.pipeline.gnn.predict.ranking import Direction, Links, rank
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric, ranking_metric, values_of_pairs
 from parallel_epochs.pipeline.run.saved import SavedRun

@@ -7,8 +7,8 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
-from parallel_epochs.pipeline.gnn import neighborhood
-from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
+from parallel_epochs.pipeline.gnn.predict import neighborhood
+from parallel_epochs.pipeline.gnn.predict.predictor import build_predictor, predict_nodes
 from tests.helpers.building import EvaluateConfig, open_graph, part_of, predict
 from tests.helpers.running import train
 
@@ -74,7 +74,7 @@ def test_the_whole_graph_is_predicted_where_a_neighbourhood_is_not_enough(
 ):
     config = configure(*SPARSE, *keys)
     setup = part_of(config, open_graph(config).data)
-    caplog.set_level("INFO", "parallel_epochs.pipeline.gnn.predictor")
+    caplog.set_level("INFO", "parallel_epochs.pipeline.gnn.predict.predictor")
     assert predict_nodes(setup, NODES) is None
     assert says in caplog.text and ("output_nodes" in caplog.text) == bool(says)
 

@@ -10,8 +10,8 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.data.learned import PREPROCESSING as FILE
-from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from parallel_epochs.pipeline.gnn.predict import new_data
 from parallel_epochs.pipeline.run.checkpoint import load
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers.building import EvaluateConfig, evaluate, predicted

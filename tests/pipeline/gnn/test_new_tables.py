@@ -17,12 +17,12 @@ from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.data.learned import PREPROCESSING
 from parallel_epochs.pipeline.data.tables import to_store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
-from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.base import linear
 from parallel_epochs.pipeline.gnn.base.fit import apply, fit_base
 from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.config import GNNEvaluateConfig, NewDataConfig, NewTableConfig
-from parallel_epochs.pipeline.gnn.predict import evaluate
+from parallel_epochs.pipeline.gnn.predict import new_data
+from parallel_epochs.pipeline.gnn.predict.command import evaluate
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun

@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.data.tables import new_rows
 from parallel_epochs.pipeline.gnn.base import fusion, linear, trees
 from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.base.summaries import summarise
-from parallel_epochs.pipeline.gnn.newcomers import Newcomers
+from parallel_epochs.pipeline.gnn.predict.newcomers import Newcomers
 from tests.pipeline.test_model import SMALL, people
 
 ROWS = [

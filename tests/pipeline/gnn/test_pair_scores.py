@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallel_epochs.pipeline.gnn import pair_scores
+from parallel_epochs.pipeline.gnn.predict import pair_scores
 from tests.helpers.graphs import random_graph
 
 

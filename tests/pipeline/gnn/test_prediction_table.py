@@ -14,12 +14,12 @@ from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.node_names import pack_names
-from parallel_epochs.pipeline.gnn import ids as node_ids, table as tables
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds import labels
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.nodes import NodeKind
-from parallel_epochs.pipeline.gnn.table import label_columns
+from parallel_epochs.pipeline.gnn.predict import ids as node_ids, table as tables
+from parallel_epochs.pipeline.gnn.predict.table import label_columns
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig, write_config
 from tests.helpers.graphs import random_graph

@@ -12,9 +12,15 @@ from parallel_epochs.models.networks.link_predictor import PREDICTORS, LinkModel
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.gnn import ranking
 from parallel_epochs.pipeline.gnn.base import rankings, walks
-from parallel_epochs.pipeline.gnn.ranking import Direction, Links, choose_top, find_best, rank
+from parallel_epochs.pipeline.gnn.predict import ranking
+from parallel_epochs.pipeline.gnn.predict.ranking import (
+    Direction,
+    Links,
+    choose_top,
+    find_best,
+    rank,
+)
 from parallel_epochs.pipeline.metrics import hits_at, ranking_metric
 from parallel_epochs.pipeline.names import PAIRS, ranks_at
 from tests.helpers.graphs import random_graph

@@ -14,10 +14,10 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.links import describe_relation, warn_of_copies
-from parallel_epochs.pipeline.gnn import new_data, predict
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.features import KEY
-from parallel_epochs.pipeline.gnn.warm import Warm
+from parallel_epochs.pipeline.gnn.predict import command as predict, new_data
+from parallel_epochs.pipeline.gnn.predict.warm import Warm
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers.building import predicted

@@ -8,7 +8,7 @@ from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.gnn.build import build_trainer
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
-from parallel_epochs.pipeline.gnn.new_data import export
+from parallel_epochs.pipeline.gnn.predict.new_data import export
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers.building import open_graph, predicted

@@ -12,8 +12,8 @@ from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.inputs import describe_inputs
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.gnn import inference
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
+from parallel_epochs.pipeline.gnn.predict import inference
 from parallel_epochs.pipeline.graph import metis
 from parallel_epochs.pipeline.run import progress
 from parallel_epochs.pipeline.run.allocations import Allocations

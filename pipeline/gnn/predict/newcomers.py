@@ -18,16 +18,16 @@ from parallel_epochs.pipeline.data.degrees import add_degrees
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.propagate import propagate
-from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores
 from parallel_epochs.pipeline.gnn.base.fit import Base, apply
-from parallel_epochs.pipeline.gnn.closure import REACH, Closure, Encoder, Reach, Row
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import autocast
-from parallel_epochs.pipeline.gnn.ids import ids_of
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
-from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.predict import new_data
+from parallel_epochs.pipeline.gnn.predict.closure import REACH, Closure, Encoder, Reach, Row
+from parallel_epochs.pipeline.gnn.predict.ids import ids_of
+from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import MASKS, TERMS
 from parallel_epochs.pipeline.run.checkpoint import fitting

@@ -13,19 +13,19 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.objects import are_tables
-from parallel_epochs.pipeline.gnn import top
 from parallel_epochs.pipeline.gnn.base.fusion import read_kept
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.explain.answer import Explanation
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
-from parallel_epochs.pipeline.gnn.in_memory import written
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
 from parallel_epochs.pipeline.gnn.kinds.links import find_pair, ids_of
 from parallel_epochs.pipeline.gnn.network import Network
-from parallel_epochs.pipeline.gnn.newcomers import Newcomers
-from parallel_epochs.pipeline.gnn.predict import main_of, predict_rows
-from parallel_epochs.pipeline.gnn.ranking import BlockScorer, Links
+from parallel_epochs.pipeline.gnn.predict import top
+from parallel_epochs.pipeline.gnn.predict.command import main_of, predict_rows
+from parallel_epochs.pipeline.gnn.predict.in_memory import written
+from parallel_epochs.pipeline.gnn.predict.newcomers import Newcomers
+from parallel_epochs.pipeline.gnn.predict.ranking import BlockScorer, Links
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import PAIR_COLUMNS

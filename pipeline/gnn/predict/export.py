@@ -16,12 +16,12 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.column_names import Channel
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
 from parallel_epochs.pipeline.data.tables.fitted import content_of
-from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.base import fusion
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
-from parallel_epochs.pipeline.gnn.predict import open_run, predict as save_predictions
-from parallel_epochs.pipeline.gnn.raw_inputs import RawNetwork
+from parallel_epochs.pipeline.gnn.predict import new_data
+from parallel_epochs.pipeline.gnn.predict.command import open_run, predict as save_predictions
+from parallel_epochs.pipeline.gnn.predict.raw_inputs import RawNetwork
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.programs import Program, suffix_of, write
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -56,7 +56,7 @@ RETURNED = {
 
 
 def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
-    """Export a run if that is asked for, and save its predictions; see :func:`pipeline.gnn.predict.predict`."""
+    """Export a run if that is asked for, and save its predictions; see :func:`pipeline.gnn.predict.command.predict`."""
     if wanted.export is not None:
         export(run, Path(wanted.export), wanted)
     if wanted.export is None or wanted.predictions is not None or wanted.output is not None:

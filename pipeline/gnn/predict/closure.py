@@ -19,12 +19,12 @@ from parallel_epochs.pipeline.data.cache import open_other
 from parallel_epochs.pipeline.data.degrees import count_degrees, scale_degrees
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import Learned
-from parallel_epochs.pipeline.gnn import new_data
 from parallel_epochs.pipeline.gnn.base.labels import Labels
 from parallel_epochs.pipeline.gnn.base.propagation import nth_weights
 from parallel_epochs.pipeline.gnn.base.summaries import weights_of_labels
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
-from parallel_epochs.pipeline.gnn.in_memory import written
+from parallel_epochs.pipeline.gnn.predict import new_data
+from parallel_epochs.pipeline.gnn.predict.in_memory import written
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.sampling import GrowingSampler
 from parallel_epochs.pipeline.names import MASKS, TERMS, WHOLE_DEGREE, WHOLE_MEAN
@@ -92,7 +92,7 @@ class Encoder:
         has_terms: whether a model reads the terms of texts.
 
     Attributes:
-        columns: see :class:`pipeline.gnn.newcomers.Newcomers`.
+        columns: see :class:`pipeline.gnn.predict.newcomers.Newcomers`.
     """
 
     def __init__(

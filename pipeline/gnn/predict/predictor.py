@@ -16,16 +16,10 @@ from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks import blockwise
 from parallel_epochs.models.networks.heads import find_head, keep_inputs
 from parallel_epochs.models.networks.reach import count_hops
-from parallel_epochs.pipeline.gnn import neighborhood, placement
+from parallel_epochs.pipeline.gnn import placement
 from parallel_epochs.pipeline.gnn.contract import Task, autocast
 from parallel_epochs.pipeline.gnn.estimate import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from parallel_epochs.pipeline.gnn.features import load_weights
-from parallel_epochs.pipeline.gnn.inference import (
-    Predict,
-    predict_exact,
-    predict_views,
-    stack_of_layers,
-)
 from parallel_epochs.pipeline.gnn.loaders.build import build_stream
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
@@ -37,6 +31,13 @@ from parallel_epochs.pipeline.gnn.loaders.snapshots import (
     num_snapshots,
     rows_of,
     take_snapshot,
+)
+from parallel_epochs.pipeline.gnn.predict import neighborhood
+from parallel_epochs.pipeline.gnn.predict.inference import (
+    Predict,
+    predict_exact,
+    predict_views,
+    stack_of_layers,
 )
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.names import SNAPSHOT

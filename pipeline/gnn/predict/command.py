@@ -12,16 +12,17 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import build, new_data
+from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.base import answers, label_scores
 from parallel_epochs.pipeline.gnn.base.calibration import calibrate
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
-from parallel_epochs.pipeline.gnn.predictor import build_predictor, predict_nodes
+from parallel_epochs.pipeline.gnn.predict import new_data
+from parallel_epochs.pipeline.gnn.predict.predictor import build_predictor, predict_nodes
+from parallel_epochs.pipeline.gnn.predict.top import Question
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.top import Question
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.checkpoint import fitting

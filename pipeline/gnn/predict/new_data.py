@@ -28,9 +28,9 @@ from parallel_epochs.pipeline.data.summaries import Summaries, summarise
 from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores, link_fusion
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
-from parallel_epochs.pipeline.gnn.ids import ids_of
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
+from parallel_epochs.pipeline.gnn.predict.ids import ids_of
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import LINK_METRICS, METRICS

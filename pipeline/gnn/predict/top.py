@@ -11,8 +11,8 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import LinkRelation
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
-from parallel_epochs.pipeline.gnn.ids import find_nodes, read_ids
-from parallel_epochs.pipeline.gnn.ranking import (
+from parallel_epochs.pipeline.gnn.predict.ids import find_nodes, read_ids
+from parallel_epochs.pipeline.gnn.predict.ranking import (
     Best,
     BlockScorer,
     Direction,
@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.gnn.ranking import (
     find_best,
     with_pairs,
 )
-from parallel_epochs.pipeline.gnn.table import Table
+from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.names import PAIR_COLUMNS
 from parallel_epochs.pipeline.run.tables import Columns
 from parallel_epochs.pipeline.run.words import count
