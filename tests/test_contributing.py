@@ -73,7 +73,7 @@ def apply(part: str, root: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("copy")
-    for name in ("conf", "models", "pipeline", "scripts", "tools"):
+    for name in ("conf", "models", "pipeline", "scripts", "tests", "tools"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(
         ROOT / "parallel_epochs",

@@ -170,21 +170,6 @@ def test_baselines_are_what_their_heads_say(configure, tmp_path):
         training.check(config)
 
 
-def test_published_results_are_the_same_in_the_heads_and_on_the_page():
-    page = (ROOT / "docs" / "knowledge.md").read_text()
-    for model in MODELS:
-        (row,) = re.findall(rf"^\| `{model}` \|((?: [^|]*/[^|]* \|){{5}})$", page, re.MULTILINE)
-        cells = [cell.strip().split(" / ") for cell in row.strip("|").split("|")]
-        for data, cell in zip(
-            ("fb15k", "fb15k237", "wn18", "wn18rr", "wikidata5m"), cells, strict=True
-        ):
-            head = head_of(f"{model}_{data}")
-            assert f"MRR {cell[0]}, " in head and head.split(".yaml")[0].count(cell[1]) == 1, (
-                model,
-                data,
-            )
-
-
 def test_layouts_are_what_their_heads_say(configure, tmp_path):
     for name in LAYOUTS:
         config, head = (

@@ -376,7 +376,7 @@ CASES = [
     Case(
         "an array of objects",
         LAYOUT + "x.npy",
-        "x.npy is not an array that numpy.save wrote: Object arrays cannot be loaded when allow_pickle=False",
+        "x.npy is not a file that numpy.save wrote: Object arrays cannot be loaded when allow_pickle=False",
         lambda folder: np.save(folder / "x.npy", np.array([Reduced()], object), allow_pickle=True),
     ),
     *(
@@ -443,7 +443,7 @@ CASES = [
     Case(
         "an array of any size",
         LAYOUT + "x.npy",
-        "x.npy is not an array that numpy.save wrote: <*>",
+        "x.npy is not a file that numpy.save wrote: <*>",
         packed(
             "x.npy",
             b"\x93NUMPY\x01\x00v\x00"

@@ -263,7 +263,7 @@ def _split(line: str, separator: str) -> list[str]:
 
 def _read_parquet(path: Path) -> Found:
     check_parquet("data.path", path)
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
     try:
         with parquet.ParquetFile(path) as file:
@@ -272,7 +272,7 @@ def _read_parquet(path: Path) -> Found:
         size = 8 * num_rows * num_columns
         limits.check_size(f"{path} unpacks to", size, limits.UNPACKED, limits.limit_in_memory())
         table = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ArrowException) as error:
         raise ValueError(f"{path} is not a readable table: {error}") from None
     return _from_table(table, path, named=bool(len(table.columns)) and table.columns[0] == "id")
 

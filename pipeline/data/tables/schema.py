@@ -567,6 +567,17 @@ def _mapping(keys: object, where: str) -> dict[str, Any]:
     return {str(key): value for key, value in keys.items()}
 
 
+# What the values of a key are called, if they are no texts.
+VALUES = {
+    bool: "true or false",
+    bool | None: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list[int]: "a list of whole numbers",
+    list[str]: "a list of names",
+}
+
+
 def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
     """Make an object of keys in a schema."""
     given = _mapping(keys, where)
@@ -574,7 +585,7 @@ def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
         raise ValueError(
             f"data.schema: {where} holds ${{...}}, which is not replaced here. Write the value itself"
         )
-    types = {field.name: str(field.type) for field in dataclasses.fields(cast(Any, kind))}
+    types = {field.name: field.type for field in dataclasses.fields(cast(Any, kind))}
     if unknown := [name for name in given if name not in types]:
         raise ValueError(
             f"data.schema: {where}.{unknown[0]} is unknown; choose among {', '.join(types)}"
@@ -585,7 +596,7 @@ def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
             OmegaConf.update(merged, name, value)
         except OmegaConfBaseException:
             raise ValueError(
-                f"data.schema: {where}.{name}={value} must be of the type {types[name]}"
+                f"data.schema: {where}.{name}={value} must be {VALUES.get(types[name], 'a text')}"
             ) from None
     return cast(Keys, OmegaConf.to_object(merged))
 
