@@ -1,6 +1,6 @@
 """The contracts of trainer=gnn: a task says what is learned, a loader what a batch is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -47,13 +47,18 @@ class Task(Protocol):
     def is_defined(self, split: str) -> bool: ...
 
 
+# The number of batches of a view, and a function that makes some of them, given the round and the number of the view.
+Views = tuple[int, Callable[[int, int, Iterable[int]], Iterator[Data]]]
+
+
 class Loader(Protocol):
     """Batches that are a pure function of the seed, the round and the share.
 
     Batches are made from `graph`: the data, or after `place` a copy of it on another device. `prepare` leaves what
     other processes of the machine will find, before any of them needs it. `draw` draws what a
     share is a part of, the same for all ranks that share it. `check_batch_norm` refuses a draw with batches too small
-    for batch norm. `measure` says in the log what was drawn, and returns a record of it under its kind.
+    for batch norm. `measure` says in the log what was drawn, and returns a record of it under its kind. `views` makes the
+    batches that predict every row, from a number of clusters and a seed; it is none where the batches are others.
     """
 
     data: Data
@@ -68,3 +73,4 @@ class Loader(Protocol):
     def check_batch_norm(self, drawn: Any) -> None: ...
     def measure(self, drawn: Any, seconds: float) -> dict[str, dict]: ...
     def batches(self, round_: int, share: Share) -> Iterator[Data]: ...
+    def views(self, num_parts: int, seed: int) -> Views | None: ...

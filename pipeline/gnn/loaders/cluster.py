@@ -8,13 +8,19 @@ from typing import cast
 import torch
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.relations import count_kept, listed_types
-from parallel_epochs.pipeline.graph.partition import Partition, measure_partition
+from parallel_epochs.pipeline.graph.partition import (
+    Partition,
+    measure_partition,
+    random_partition,
+)
 from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.graph.stream import ClusterStream
 from parallel_epochs.pipeline.graph.structure import keep_both_orders
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run.schedule import Share
+from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +91,17 @@ class ClusterLoader:
         """Build the batches of a share in turn: a function of the seed, the round and the share."""
         partition = self.draw(round_, share)
         return self.batches_of(partition, share.batches(partition.num_parts))
+
+    def views(self, num_parts: int, seed: int) -> Views:
+        """Make views, each a random partition of all nodes into clusters, no more than there are nodes."""
+        num_nodes = self.data.num_nodes
+        num_parts = min(num_parts, num_nodes)
+
+        def make(round_: int, view: int, clusters: Iterable[int]) -> Iterator[Data]:
+            rng = stream("view", seed, round_, view)
+            return self.batches_of(random_partition(num_nodes, num_parts, rng), clusters)
+
+        return num_parts, make
 
     def batches_of(
         self, partition: Partition, clusters: Iterable[int] | None = None

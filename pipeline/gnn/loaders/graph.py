@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.encodings import flip
+from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
@@ -99,13 +100,12 @@ class GraphLoader:
                 )
             yield hand_over(batch, self.device)
 
-    def all_graphs(self) -> Partition:
-        """Cut all graphs, in their own order, into batches."""
-        return self._cut(torch.arange(self.data.ptr.numel() - 1))
-
-    def batches_of(self, partition: Partition, places: Iterable[int]) -> Iterator[Data]:
-        """Build the batches at some places of a partition of graphs."""
-        return (hand_over(batch, self.device) for batch in self._select(partition, places))
+    def views(self, num_parts: int, seed: int) -> Views:
+        """Make views of all graphs, in their own order, each of which is exact, as no graph knows of another."""
+        graphs = self._cut(torch.arange(self.data.ptr.numel() - 1))
+        return graphs.num_parts, lambda round_, view, places: (
+            hand_over(batch, self.device) for batch in self._select(graphs, places)
+        )
 
     def check_batch_norm(self, partition: Partition) -> None:
         """Refuse a draw with a batch of one graph.

@@ -15,6 +15,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
+from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import NumNeighbors, fan_outs_of, show
 from parallel_epochs.pipeline.graph import subgraph
@@ -146,6 +147,14 @@ class NeighborLoader:
     def batches(self, round_: int, share: Share) -> Iterator[Data]:
         """Build the batches of a share in turn: natively, a function of the seed, the round and the share."""
         return self.batches_of(self.draw(round_, share), share.batches(self.num_batches))
+
+    def views(self, num_parts: int, seed: int) -> Views | None:
+        """Make views, each a draw of neighbours of every seed; none for the training nodes alone."""
+        if self._purpose == "train":
+            return None
+        return self.num_batches, lambda round_, view, numbers: self.batches_of(
+            self.draw(round_, Share(draw=view)), numbers
+        )
 
     def batches_of(self, order: SeedOrder, numbers: Iterable[int]) -> Iterator[Data]:
         """Build batches of a draw, given their numbers, in turn."""

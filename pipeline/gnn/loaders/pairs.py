@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import LinkRelation, link_relation_of
+from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader, hand_over
 from parallel_epochs.pipeline.graph.pairs import (
     PairsByCluster,
@@ -100,6 +101,10 @@ class PairLoader:
             None if self._side is None else self._side.to(device),
         )
         self._linked = None if self._linked is None else PairSet(self._pairs, self.data.num_nodes)
+
+    def views(self, num_parts: int, seed: int) -> Views:
+        """Make views of clusters."""
+        return self.clusters.views(num_parts, seed)
 
     def prepare(self) -> None:
         """Leave in the cache what other processes will find there."""

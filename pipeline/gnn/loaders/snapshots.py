@@ -137,6 +137,9 @@ class SnapshotLoader:
         for number in self._numbers:
             self._loader(number).prepare()
 
+    def views(self, num_parts: int, seed: int) -> None:
+        """Make none: the rows of each snapshot are predicted from its own graph."""
+
     def draw(self, round_: int, share: Share) -> object:
         """Draw what a share of the last snapshot is a part of."""
         return self._loader(self._numbers[-1]).draw(round_, share)

@@ -2,26 +2,21 @@
 
 import contextlib
 import copy
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from parallel_epochs.pipeline.gnn.contract import Loader
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
-from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
-from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
-from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
-from parallel_epochs.pipeline.graph.partition import random_partition
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.progress import Bar
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.run.schedule import Share
-from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.threads import borrowed_threads
 
@@ -32,7 +27,7 @@ Predict = Callable[[Data], tuple[Tensor, Tensor]]
 @torch.no_grad()
 def predict_views(
     predict: Predict,
-    loader: ClusterLoader | NeighborLoader | GraphLoader,
+    loader: Loader,
     *,
     num_rows: int,
     out_channels: int,
@@ -45,19 +40,18 @@ def predict_views(
     ranks: Ranks = Ranks(),
     stop: StopRequest | None = None,
 ) -> Tensor:
-    """Predict every row once in each view and average the predictions over the views.
+    """Predict every row once in each view of a loader and average the predictions over the views.
 
-    A view is a random partition of a cluster loader, a draw of a neighbour loader whose seeds are all nodes, or all
-    graphs of a graph loader, of which one view is exact, as no graph knows of another. The result is a function of
-    `predict`, `seed` and `round_`. The batches of all views are shared out among the ranks, and their predictions
-    summed.
+    The result is a function of `predict`, `seed` and `round_`. The batches of all views are shared out among the ranks,
+    and their predictions summed.
 
     Args:
+        loader: one that has views, see :class:`pipeline.gnn.contract.Loader`.
         num_rows: number of rows to predict.
         out_channels: columns of the predictions.
-        num_views: number of partitions or draws.
-        num_parts: clusters of a partition; no more than there are nodes are made.
-        seed: of the partitions; a neighbour loader has its own.
+        num_views: number of views.
+        num_parts: clusters of a view.
+        seed: of the views; a neighbour loader has its own.
         layers: modules that each run once a batch; a request to stop is looked at before each.
         stop: asks for an end.
 
@@ -67,56 +61,31 @@ def predict_views(
     Raises:
         Stopped: a rank was asked to stop; all ranks raise it.
     """
-    num_nodes = loader.data.num_nodes
-    if isinstance(loader, GraphLoader):
-        graphs = loader.all_graphs()
-        num_parts = num_batches = graphs.num_parts
-    else:
-        num_batches = (
-            loader.num_batches if isinstance(loader, NeighborLoader) else min(num_parts, num_nodes)
-        )
+    views = loader.views(num_parts, seed)
+    assert views is not None
+    num_batches, make = views
 
-    def start_view(view: int) -> Iterator[Data]:
-        mine = [
-            part
-            for part in range(num_batches)
-            if (view * num_batches + part) % ranks.num_ranks == ranks.rank
+    def start(view: int) -> Iterator[Data]:
+        mine = range(num_batches)[
+            (ranks.rank - view * num_batches) % ranks.num_ranks :: ranks.num_ranks
         ]
-        if isinstance(loader, GraphLoader):
-            return loader.batches_of(graphs, mine)
-        if isinstance(loader, NeighborLoader):
-            return loader.batches_of(loader.draw(round_, Share(draw=view)), mine)
-        return loader.batches_of(
-            random_partition(num_nodes, num_batches, stream("view", seed, round_, view)), mine
-        )
+        return make(round_, view, mine)
 
-    views = [(view, lambda view=view: start_view(view)) for view in range(num_views)]
     total = torch.zeros(num_rows, out_channels)
-    share = math.ceil(num_views * num_parts / ranks.num_ranks)
+    share = math.ceil(num_views * num_batches / ranks.num_ranks)
+    rounds = [(view, functools.partial(start, view)) for view in range(num_views)]
     with (
         stopped_together(stop, ranks, layers),
         Bar("evaluating", share, "clusters", show=ranks.is_first) as bar,
+        BackgroundRounds(rounds, device=loader.device, prefetch=prefetch) as background,
     ):
-        _add_predictions(total, predict, views, loader.device, prefetch, bar)
-    ranks.sum_(total)
-    return total / num_views
-
-
-def _add_predictions(
-    total: Tensor,
-    predict: Predict,
-    rounds: Sequence[tuple[int, Callable[..., Iterator[Data]]]],
-    device: torch.device,
-    prefetch: int,
-    bar: Bar,
-) -> None:
-    """Add the predictions of the batches of some rounds to the rows that they are of."""
-    with BackgroundRounds(rounds, device=device, prefetch=prefetch) as background:
-        for round_, _ in rounds:
-            for batch in background.batches(round_):
-                rows, predictions = predict(batch.to(device, non_blocking=True))
+        for view in range(num_views):
+            for batch in background.batches(view):
+                rows, predictions = predict(batch.to(loader.device, non_blocking=True))
                 total[rows.cpu()] += predictions.float().cpu()
                 bar.advance()
+    ranks.sum_(total)
+    return total / num_views
 
 
 @torch.no_grad()
@@ -153,16 +122,16 @@ def predict_exact(
             return torch.empty(0)
     # Data.to works in place; the graph itself stays where it is.
     batch = copy.copy(data)
-    batch.n_id, batch.target = (
-        torch.arange(data.num_nodes),
-        torch.ones(data.num_nodes, dtype=torch.bool),
-    )
+    batch.n_id = torch.arange(data.num_nodes)
+    batch.target = torch.ones(data.num_nodes, dtype=torch.bool)
     with (
         stopped_together(stop, ranks, layers),
         borrowed_threads(ranks.num_local),
         Bar("evaluating", len(layers), "layers") as bar,
-        _hooked(layer.register_forward_hook(lambda *_: bar.advance()) for layer in layers),
+        contextlib.ExitStack() as hooks,
     ):
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(lambda *_: bar.advance()).remove)
         rows, predictions = predict(batch.to(device))
         predictions = predictions.float().cpu()
         if len(rows) == num_rows and torch.equal(rows.cpu(), torch.arange(num_rows)):
@@ -190,27 +159,17 @@ def stopped_together(
         if stop is not None:
             stop.check()
 
-    left = None
+    asked = torch.tensor([0])
     try:
-        with _hooked(layer.register_forward_pre_hook(look) for layer in layers):
+        with contextlib.ExitStack() as hooks:
+            for layer in layers:
+                hooks.callback(layer.register_forward_pre_hook(look).remove)
             yield look
     except Stopped as stopped:
-        left = stopped
-    asked = torch.tensor([0 if left is None else left.signum])
+        asked[0] = stopped.signum
     ranks.max_(asked)
     if asked:
         raise Stopped(int(asked))
-
-
-@contextlib.contextmanager
-def _hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks at the end of the block."""
-    handles = list(hooks)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def stack_of_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

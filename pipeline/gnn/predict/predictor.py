@@ -17,16 +17,13 @@ from parallel_epochs.models.networks import blockwise
 from parallel_epochs.models.networks.heads import find_head, keep_inputs
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.gnn import placement
-from parallel_epochs.pipeline.gnn.contract import Task, autocast
+from parallel_epochs.pipeline.gnn.contract import Loader, Task, autocast
 from parallel_epochs.pipeline.gnn.estimate import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.loaders.build import build_stream
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
-from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
-from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.gnn.loaders.snapshots import (
-    SnapshotLoader,
     in_whole,
     num_snapshots,
     rows_of,
@@ -175,7 +172,7 @@ def _build_predictor_of(
     config, model, table, loader = setup.config, setup.model, setup.table, setup.loader
     evaluation, device = config.evaluation, loader.device
     is_one_graph = setup.kind.is_one_graph
-    view_loader = build_view_loader(setup, data) if is_one_graph else cast(GraphLoader, loader)
+    viewed = _viewed(setup, data)
 
     @functools.cache
     def whole_graph() -> Data:
@@ -198,7 +195,7 @@ def _build_predictor_of(
                 return predict_exact(predict, whole_graph(), **common, device=device)
             return predict_views(
                 predict,
-                view_loader,
+                viewed,
                 **common,
                 num_views=evaluation.num_views if is_one_graph else 1,
                 num_parts=evaluation.num_parts,
@@ -275,42 +272,29 @@ def _predict_both(task: Task, model: torch.nn.Module, head: torch.nn.Linear) -> 
     return predict
 
 
-def build_view_loader(setup: Setup, data: Data) -> ClusterLoader | NeighborLoader:
-    """Build what makes the batches of views of a graph, clusters or every node with sampled neighbours.
-
-    The loader of the training batches makes those of the views of its own graph, if it can.
-    """
-    config, loader = setup.config, setup.loader
-    if config.evaluation.samples:
-        first = (
-            data.types.nodes_of(data.types.labelled).start
-            if isinstance(loader, SnapshotLoader)
-            else 0
-        )
-        sampled = NeighborLoader(
+def _viewed(setup: Setup, data: Data) -> Loader:
+    """Return what makes the batches of views of a graph: the loader of the training where it can, else one like it."""
+    config, own = setup.config, setup.loader
+    samples = config.evaluation.samples and setup.kind.is_one_graph
+    if data is own.data and not samples and own.views(1, config.seed) is not None:
+        return own
+    is_snapshot = SNAPSHOT in own.data
+    made: ClusterLoader | NeighborLoader
+    if samples:
+        first = data.types.nodes_of(data.types.labelled).start if is_snapshot else 0
+        made = NeighborLoader(
             data,
             config.evaluation_fan_outs,
             batch_size=config.loader.batch_size,
             nodes=torch.arange(first, data.num_nodes),
             purpose="evaluation",
             seed=config.seed,
-            device=loader.device,
+            device=own.device,
         )
-        _place_view(sampled, setup)
-        return sampled
-    clusters = loader.clusters if isinstance(loader, PairLoader) else loader
-    if isinstance(clusters, ClusterLoader) and data is loader.data:
-        return clusters
-    # partition.scale_sums is of training by clusters.
-    made = ClusterLoader(data, device=loader.device, stream=build_stream(config, data))
-    _place_view(made, setup)
-    return (
-        cast(ClusterLoader, setup.kind.loader(made)) if isinstance(loader, SnapshotLoader) else made
-    )
-
-
-def _place_view(made: ClusterLoader | NeighborLoader, setup: Setup) -> None:
-    """Let a loader make its batches where the loader of the training batches does, of its graph or of a snapshot."""
-    own = setup.loader
-    if setup.put is not None and (own.data is made.data or isinstance(own, SnapshotLoader)):
-        made.place(setup.put if isinstance(own, SnapshotLoader) else lambda data: own.graph)
+    else:  # partition.scale_sums is of training by clusters
+        made = ClusterLoader(data, device=own.device, stream=build_stream(config, data))
+    if setup.put is not None and is_snapshot:
+        made.place(setup.put)
+    elif setup.put is not None and data is own.data:
+        made.place(lambda data: own.graph)
+    return made if samples or not is_snapshot else setup.kind.loader(cast(ClusterLoader, made))

@@ -105,6 +105,6 @@ def test_training_draws_signs_for_each_graph_and_evaluation_none(name, num_own, 
                 if not torch.equal(kept, flipped):
                     drawn.append(torch.equal(values, flipped))
     assert 0.2 < np.mean(drawn) < 0.8
-    everything = loader.all_graphs()
-    for batch in loader.batches_of(everything, range(everything.num_parts)):
+    num_batches, make = loader.views(1, 0)
+    for batch in make(0, 0, range(num_batches)):
         assert torch.equal(batch.x, data.x[batch.n_id])
