@@ -47,7 +47,8 @@ MOST_WORDS = 900
 TABLE = ROOT / "docs" / "runs.csv"
 TYPED = (
     f"{{nodes:{{user:{{path:{TABLE},id:run,label:seed}},tag:{{}}}},"
-    f"edges:{{buys:{{path:{TABLE},source:user,target:tag,time:seed}}}}}}"
+    f"edges:{{buys:{{path:{TABLE},source:user,target:tag,time:seed}},"
+    f"orders:{{path:{TABLE},source:user,target:tag,time:seed}}}}}}"
 )
 # The part by which a loss may rise from the first round to the last, without and with a metric that is no worse.
 RISE, MOST_RISE = 0.05, 2.0
@@ -59,8 +60,9 @@ def text_of(page: Path) -> str:
 
 
 def prose_of(page: Path) -> str:
-    """What stands outside of code blocks."""
-    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    """What stands outside of code blocks, without the changes of earlier versions, whose commands are theirs."""
+    own = page.read_text().partition("\n## 0.")[0]
+    return re.sub(r"^```.*?^```", "", own, flags=re.DOTALL | re.MULTILINE)
 
 
 def blocks_of(page: Path) -> list[tuple[str, str]]:

@@ -218,9 +218,10 @@ def _load(
         if (
             getattr(config, "reading", READING) < 2
         ):  # later ones add terms and sides, and read alike
-            raise ValueError(
+            log.warning(
                 "data.reading=1: an earlier version of the reader read the graph of this run, and it is not in "
-                "cache_dir. Put it back, or open the run with version 1"
+                "cache_dir. It is read anew, perhaps in another way. Put the cache of the training back if the "
+                "metrics differ from those in summary.json"
             )
         log.info("data: preparing %s", config.source)
         with Bar("reading", 3, "stages") as bar:

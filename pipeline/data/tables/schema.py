@@ -657,7 +657,7 @@ def check_tables(config: Settings) -> None:
         heads.check("data.rows", path, keys.table, named)
     for part, tables in (("nodes", schema.nodes), ("edges", schema.edges)):
         for name, own in tables.items():
-            if own.path is None or is_made(own):
+            if is_made(own):
                 continue
             try:
                 _check(own, f"data.{part}")
@@ -668,7 +668,14 @@ def check_tables(config: Settings) -> None:
 
 def _check(own: NodeTable | EdgeTable, part: str) -> None:
     path, columns, key = own.path, own.columns, own.key
-    assert path is not None
+    for name in (*INPUTS, "labels"):
+        given = getattr(columns, name, [])
+        if path is None and given:
+            raise ValueError(f"{key}.{name}={given} needs a table of nodes: give {key}.path")
+        if twice := [column for column in given if given.count(column) > 1]:
+            raise ValueError(f"{key}.{name} names {twice[0]} twice. Name it once")
+    if path is None:
+        return
     if not heads.is_there(path):
         raise ValueError(
             f"{part}.path={columns.path} does not exist; its full path is {path.absolute()}"

@@ -356,7 +356,9 @@ def sort(
             f"{', '.join([loop, '0', *means, 'NULL', '0'])} FROM {loops_of} LEFT JOIN edges ON "
             f"(k >> {DST}) = number GROUP BY number HAVING NOT coalesce(bool_or(k = {loop}), false)"
         )
-    db.stage("sorted", f"SELECT * FROM ({query}) ORDER BY {by}", "sorting edges")
+    # Equal edges of one snapshot are told apart by their features alone.
+    order = ", ".join([by, *names]) if snapshots is not None else by
+    db.stage("sorted", f"SELECT * FROM ({query}) ORDER BY {order}", "sorting edges")
     if num_merged := db.execute("SELECT sum(num) FROM sorted")[0][0]:
         log.info(
             "edges: %s merged with an edge of the same relation between the same nodes",
