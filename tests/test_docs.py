@@ -513,14 +513,11 @@ RUN = (
     "README.md",
     "start.md",
     "data.md",
-    "edges.md",
     "embeddings.md",
     "knowledge.md",
+    "labels.md",
     "reliability.md",
-    "report.md",
     "tables.md",
-    "time.md",
-    "tutorial.md",
 )
 
 
@@ -533,7 +530,7 @@ RUN = (
             marks=pytest.mark.slow if page.name in RUN else pytest.mark.exhaustive,
         )
         for page in PAGES
-        if blocks_of(page) and page.name not in ("install.md", "serving.md", "slurm.md")
+        if blocks_of(page) and page.name not in ("install.md", "serving.md")
     ],
 )
 def test_every_command_runs(page, shared, ogb_toy):

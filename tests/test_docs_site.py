@@ -83,14 +83,14 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(site):
 
 
 def test_the_reference_has_every_public_name():
-    text = (ROOT / "docs" / "api.md").read_text()
+    text = (ROOT / "docs" / "python.md").read_text()
     for name in (*pe._API, *models.__all__):
         assert re.search(rf"^::: parallel_epochs\.[\w.]+\.{name}$", text, re.MULTILINE), name
 
 
 @pytest.mark.system
 def test_the_reference_has_docstrings(site):
-    for page in ("api.html", "api.md"):
+    for page in ("python.html", "python.md"):
         text = (site / page).read_text()
         for words in ("Cut a graph into clusters", "num_parts", "set_epoch", "GENConv"):
             assert words in text, (page, words)

@@ -44,7 +44,7 @@ def on_page_markdown(markdown, page, **_):
         name = TOP.get(link[2].partition("#")[0])
         return f"[{link[1]}]({above[3:]}{name})" if name else link[1]
 
-    if page.file.src_uri == "architecture.md":
+    if page.file.src_uri == "CONTRIBUTING.md":
         markdown += "\n" + draw()
     above = "../" * (1 + page.file.src_uri.count("/"))
     text = re.sub(rf"\[([^\]]*)\]\({above}([^)]*)\)", mend, markdown)

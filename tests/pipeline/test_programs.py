@@ -213,7 +213,7 @@ def programs_options(result):
     return GNNPredictConfig(str(result.folder))
 
 
-# Models that can be exported, and the options that the table of docs/export.md needs to build them.
+# Models that can be exported, and the options that the table of docs/serving.md needs to build them.
 NETWORKS = {
     "deepergcn": (lambda: DeeperGCN(6, 8, 3, 3, edge_dim=2), {"edge_dim": 2}),
     "deepergcn of categories": (
@@ -286,15 +286,14 @@ GIVEN = {
     "GIPAConv": {"heads": 2},
 }
 NEED_EDGES = ("CGConv", "GINEConv", "GMMConv", "NNConv", "PDNConv", "SplineConv", "GatedGCNConv")
-DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+DOCUMENT = PAGE.partition("## Export a model")[2]
 
 
 def documented() -> dict[str, str]:
     """Return the layers of the table of the document, each with the reason why it is not exported, or an empty text."""
     rows = [
-        line.strip("| \n").split(" | ")
-        for line in DOCUMENT.read_text().splitlines()
-        if line.startswith("| `")
+        line.strip("| \n").split(" | ") for line in DOCUMENT.splitlines() if line.startswith("| `")
     ]
     return {
         name: "" if cell.startswith("yes") else cell
@@ -595,9 +594,7 @@ def test_links_and_graphs_are_exported(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_on_export_runs(tmp_path):
-    blocks = re.findall(
-        r"^```(python|bash)\n(.*?)^```", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE
-    )
+    blocks = re.findall(r"^```(python|bash)\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
     assert [language for language, _ in blocks] == ["python", "bash", "python", "python", "python"]
     for language, block in blocks:
         command = (
