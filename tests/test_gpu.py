@@ -133,7 +133,7 @@ def test_torchrun_starts_a_rank_on_its_gpu(trained, tmp_path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["partition.num_parts=3", "partition.scale_sums=true"],
+        ["partition.num_parts=3"],
         ["partition=metis", "partition.num_parts=3"],
         ["partition=whole"],
         ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,-1]"],

@@ -94,7 +94,6 @@ class GENConv(FusedConv, pyg.GENConv):
             | None
         ) = None,
         edge_table: Float[Tensor, "num_relations out_channels"] | None = None,
-        degree_ratio: Float[Tensor, " num_dst"] | None = None,
     ) -> Float[Tensor, "*batch num_out out_channels"]:
         """Convolve once.
 
@@ -108,9 +107,6 @@ class GENConv(FusedConv, pyg.GENConv):
             edge_table: a row for each relation [num_relations, out_channels], which is added to the encoded features of
                 its edges. Then column 0 of `edge_attr` is the number of the edge's relation, and the encoder reads the
                 other columns.
-            degree_ratio: for a part of a larger graph, each node's degree in that graph divided by its degree in
-                `edge_index` [num_dst]. It scales the result of "add" and the degree in ``softmax_sum`` and
-                ``power_sum``. Means do not change.
 
         Returns:
             [num_dst, out_channels]
@@ -119,11 +115,7 @@ class GENConv(FusedConv, pyg.GENConv):
             ValueError: sizes that do not match, or ``kernel="fused"`` where PyG's own code has to run.
             IndexError: an edge has an end that is not in the graph, or a relation that is not in `edge_table`.
         """
-        if reason := self._runs_pygs_own(x, self._why_special()):
-            if degree_ratio is not None:
-                raise ValueError(
-                    f"degree_ratio works without PyG's own code only, which has to run here: {reason}"
-                )
+        if self._runs_pygs_own(x, self._why_special()):
             return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder, edge_table)
 
         edge_index, value = read_edges(edge_index)
@@ -147,18 +139,6 @@ class GENConv(FusedConv, pyg.GENConv):
             table=table,
             kernel=self.kernel,
         )
-        if degree_ratio is not None and degree_ratio.shape != (num_dst,):
-            raise ValueError(
-                f"degree_ratio has shape {tuple(degree_ratio.shape)}, but must be [{num_dst}]: one number "
-                "for each destination node"
-            )
-        if degree_ratio is not None and self.aggr_name in SUMS:
-            exponent = (
-                1.0
-                if self.aggr_name == "add"
-                else torch.as_tensor(getattr(self, "y", 0.0)).sigmoid()
-            )
-            out = out * (degree_ratio**exponent).unsqueeze(1).to(out.dtype)
         if hasattr(self, "msg_norm"):
             out = self.msg_norm(x_src if x_dst is None else x_dst, out)
         if x_dst is not None:

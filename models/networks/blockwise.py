@@ -127,9 +127,7 @@ def _apply(
     edge_attr = None if edge_attr is None else model.encode_edges(edge_attr[edges])
 
     def convolve(values: Tensor) -> Tensor:
-        return model._convolve(
-            layer, (source, values), edge_index=own, edge_attr=edge_attr, degree_ratio=None
-        )
+        return model._convolve(layer, (source, values), edge_index=own, edge_attr=edge_attr)
 
     if norm is None:
         return convolve(h[rows])

@@ -5,7 +5,6 @@ from functools import partial
 from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -109,35 +108,18 @@ class DeeperGCN(GraphModel):
             for _ in range(num_layers)
         )
 
-    def forward(  # type: ignore[override] # one more argument, by its name
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        ptr: Tensor | None = None,
-        degree_ratio: Tensor | None = None,
-    ) -> Tensor:
-        """Predict logits; see :meth:`GraphModel.forward`.
-
-        Args:
-            degree_ratio: as for :meth:`compute`.
-        """
-        return super().forward(x, edge_index, edge_attr, ptr, degree_ratio)
-
     def compute(
         self,
         x: Tensor,
         edge_index: Tensor,
         edge_attr: Tensor | None,
         ptr: Tensor | None,
-        degree_ratio: Float[Tensor, " num_nodes"] | None = None,
     ) -> Tensor:
         """Compute the inputs of the head [num_nodes, channels].
 
         Args:
             x, edge_attr, ptr: as for :meth:`forward`.
             edge_index: as for :meth:`forward`.
-            degree_ratio: factors of sums [num_nodes] or None, see :class:`~models.convs.gen_conv.GENConv`.
         """
         h = self.encode_nodes(x)
         edge_attr = None if edge_attr is None else self.encode_edges(edge_attr)
@@ -157,12 +139,9 @@ class DeeperGCN(GraphModel):
                     edge_attr,
                     state,
                     ptr,
-                    degree_ratio,
                 )
             else:
-                h, state = self._apply_layer(
-                    layer, h, edge_index, edge_attr, state, ptr, degree_ratio
-                )
+                h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr)
         if self.block == "res+" and self.pool == "none":
             h = self._activate(self.norms[-1], h)
         elif self.block == "res+":
@@ -196,7 +175,6 @@ class DeeperGCN(GraphModel):
         edge_attr: Tensor | None,
         state: Tensor | None = None,
         ptr: Tensor | None = None,
-        degree_ratio: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         edge_index, edge_attr = drop_edges(
             edge_index, edge_attr, dropout=self.edge_dropout, training=self.training
@@ -207,9 +185,7 @@ class DeeperGCN(GraphModel):
             if self.virtual is not None and layer and state is not None:
                 state = self.virtual(layer - 1, state, h, ptr)
                 h = h + spread(state, cast(Tensor, ptr), h.size(0))
-            return self._convolve(
-                layer, h, edge_index=edge_index, edge_attr=edge_attr, degree_ratio=degree_ratio
-            )
+            return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr)
 
         if self.block == "res+" and layer == 0:
             return convolve(h), state  # the norm that is left over stands in front of the head
@@ -233,11 +209,8 @@ class DeeperGCN(GraphModel):
         *,
         edge_index: Tensor,
         edge_attr: Tensor | None,
-        degree_ratio: Tensor | None,
     ) -> Tensor:
         conv = self.convs[layer]
-        if degree_ratio is not None:
-            conv = partial(conv, degree_ratio=degree_ratio)
         if edge_attr is None:
             return conv(h, edge_index)
         if self.num_relations:

@@ -40,13 +40,6 @@ class PartitionConfig:
         minimum=1,
         unless=WITHOUT_CLUSTERS,
     )
-    scale_sums: bool = key(
-        False,
-        "Multiply the sum over a node's neighbours in its cluster by the node's degree in "
-        "the graph divided by its degree in the cluster.",
-        unless=WITHOUT_CLUSTERS,
-        when={"model.aggr": ("add", "softmax_sum", "power_sum")},
-    )
 
     @property
     def num_clusters(self) -> int:
@@ -193,23 +186,10 @@ class TaskConfig:
         before="none",
         changes_numbers=False,
     )
-    label_smoothing: float = key(
-        0.0,
-        "Fraction of the target that the loss spreads evenly over all classes, as with "
-        "torch's cross_entropy. 0: none.",
-        minimum=0,
-        below=1,
-    )
     class_weights: Any = key(
         None,
         "Weights of the labels in the loss: balanced, or a list with one weight per class "
         "(per binary task: of the positive label).",
-    )
-    focal_gamma: float = key(
-        0.0,
-        "Exponent gamma of the focal loss: the loss of a label is multiplied by (1 - p)^gamma"
-        ", with p the predicted probability of the label. 0: no such factor.",
-        minimum=0,
     )
     text_scores: float = key(
         0.0,
@@ -253,11 +233,6 @@ class TaskConfig:
     pairs_per_step: int = key(65_536, "Number of training pairs in a batch.", minimum=1, when=LINK)
     num_negatives: int = key(
         1, "Number of negative pairs drawn for each training pair.", minimum=1, when=LINK
-    )
-    strict_negatives: bool = key(
-        False,
-        "Never draw a training pair, or a pair of a node with itself, as a negative pair.",
-        when=LINK,
     )
     hide_pairs: bool = key(
         False, "Remove the training pairs of a batch from the edges of the batch.", when=LINK
@@ -324,19 +299,6 @@ class LoaderConfig:
         minimum=1,
         when={"loader.name": ("neighbor", "graph"), "evaluation.method": ("neighbor",)},
     )
-    pack: str = key(
-        "graphs",
-        "Balance batches by number of graphs or by number of nodes.",
-        choices=("graphs", "nodes"),
-        when={"loader.name": ("graph",)},
-    )
-    backend: str = key(
-        "native",
-        "Neighbour sampler. native: reproducible. pyg: PyG's NeighborLoader with pyg-lib or "
-        "torch_sparse, whose draws differ between runs.",
-        choices=("native", "pyg"),
-        when={"loader.name": ("neighbor",)},
-    )
 
 
 TABLE = {"features.name": ("embedding",)}
@@ -397,9 +359,8 @@ class FeaturesConfig:
     )
 
 
-FALLING, STAIRS, PLATEAU = (
-    {"train.schedule": names} for names in (("linear", "cosine"), ("step",), ("plateau",))
-)
+FALLING = {"train.schedule": ("linear", "cosine")}
+PLATEAU = {"train.schedule": ("plateau",)}
 
 
 @dataclass
@@ -438,9 +399,9 @@ class GNNTrainConfig(TrainConfig):
     schedule: str = key(
         "none",
         "How the learning rate changes after the warm-up. none: not at all. linear, cosine: it "
-        "falls until the end of the run. step: it falls every train.step_epochs epochs. plateau: it "
-        "falls when the validation metric stops improving, as with torch's ReduceLROnPlateau.",
-        choices=("none", "linear", "cosine", "step", "plateau"),
+        "falls until the end of the run. plateau: it falls when the validation metric stops "
+        "improving, as with torch's ReduceLROnPlateau.",
+        choices=("none", "linear", "cosine", "plateau"),
     )
     last_lr: float = key(
         0.0,
@@ -448,12 +409,6 @@ class GNNTrainConfig(TrainConfig):
         minimum=0,
         below=1,
         when=FALLING,
-    )
-    step_epochs: int = key(
-        100, "Number of epochs between two falls of the learning rate.", minimum=1, when=STAIRS
-    )
-    step_factor: float = key(
-        0.1, "Factor by which the learning rate falls.", above=0, below=1, when=STAIRS
     )
     plateau_factor: float = key(
         0.1, "Factor by which the learning rate falls.", above=0, below=1, when=PLATEAU
@@ -573,12 +528,6 @@ RULES = (
             ({"loader.name": ("graph",)}, "task.name"),
         )
     ),
-    Rule(
-        {"data.device": ("cuda",), "loader.name": ("neighbor",)},
-        "loader.backend",
-        ("native",),
-        "PyG draws on the CPU",
-    ),
     Rule(WHOLE_GRAPHS, "partition.name", ("random", "whole"), "whole graphs are not cut"),
     Rule(WHOLE_GRAPHS, "evaluation.method", ("exact",), "whole graphs fit into a batch"),
     Rule(
@@ -621,10 +570,7 @@ RULES = (
         for name in ("data.propagate", "data.summaries")
     ),
     Rule(TABLE, "train.ema", (0.0,), "most rows of a learned table rest in most steps"),
-    *(
-        Rule(LINK, f"task.{name}", (usual,), "it is for labels of nodes and graphs")
-        for name, usual in (("label_smoothing", 0.0), ("class_weights", None), ("focal_gamma", 0.0))
-    ),
+    Rule(LINK, "task.class_weights", (None,), "it is for labels of nodes and graphs"),
     Rule({"task.text_scores": _is_set}, "task.name", ("node",), "scores are of the texts of nodes"),
     Rule(
         TABLE | {"task.text_scores": _is_set},
@@ -668,26 +614,8 @@ RULES = (
         (keys.AUTO, "network"),
         "a network of links does not read the simple method",
     ),
-    Rule(
-        {"task.focal_gamma": _is_set},
-        "task.label_smoothing",
-        (0.0,),
-        "the focal loss needs the probability of a single label",
-    ),
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
     Rule({"kernel": ("pyg",)}, "model.name", ("pyg",), "other models have no layers of PyG's"),
-    *(
-        Rule(
-            {"partition.scale_sums": (True,)},
-            name,
-            allowed,
-            "sums over the graph's edges are scaled",
-        )
-        for name, allowed in (
-            ("model.name", ("deepergcn",)),
-            ("task.name", ("node",)),
-        )
-    ),
     *(
         Rule(
             {"partition.num_parts": (keys.AUTO,)},

@@ -304,9 +304,7 @@ def _take_step(
     small = sample(setup.data, num_nodes, num_edges)
     # With a row for each node, whatever its type: few nodes need not have all types.
     table = build_table(keys.replaced(config, {"features.types": None}), small, device)
-    (batch,) = ClusterLoader(small, scale_sums=False).batches_of(whole_partition(num_nodes))
-    if config.partition.scale_sums:
-        batch.degree_ratio = torch.ones(num_nodes)
+    (batch,) = ClusterLoader(small).batches_of(whole_partition(num_nodes))
     batch_bytes = bytes_of(batch)
     rng = torch.Generator().manual_seed(0)
     attach = (

@@ -99,8 +99,6 @@ def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:
             schedule.warmup_steps,
             schedule.total_steps,
             train.last_lr,
-            train.step_epochs,
-            train.step_factor,
             train.plateau_factor,
             train.plateau_patience,
             task.metric in LOWER_IS_BETTER,

@@ -57,8 +57,7 @@ def why_cpu(config: GNNConfig, data: Data) -> str:
     """Return the reason why the CPU makes the batches whatever fits, or an empty text."""
     if data.on_disk:
         return "the graph stays on the disk (data.on_disk=true)"
-    by_pyg = config.loader.name == "neighbor" and config.loader.backend == "pyg"
-    return "loader.backend=pyg draws there" if by_pyg else ""
+    return ""
 
 
 def room_of(setup: Setup, trains: bool) -> tuple[float, str]:

@@ -132,7 +132,7 @@ class GNNTrainer:
                 progress.step,
                 progress.epochs,
                 progress.step_in_round,
-                lr=self._decay.lr(progress.step, progress.epochs),
+                lr=self._decay.lr(progress.step),
             )
             agreed, norm = self._step(group, progress.lr)
             progress.step += 1

@@ -14,9 +14,6 @@ from parallel_epochs.pipeline.graph.edges import counting_sort, transpose
 from parallel_epochs.pipeline.graph.partition import Partition, assignment
 from parallel_epochs.pipeline.run import checkpoint, files
 
-# A pair is drawn again as often; beyond it, hardly any pair of the nodes is free.
-ATTEMPTS = 1000
-
 
 class PairSet:
     """Knows which pairs of nodes are among some, either way round.
@@ -98,47 +95,26 @@ def draw_negatives(
     rng: np.random.Generator,
     num_pairs: int,
     nodes: Int[Tensor, " num_nodes"],
-    linked: PairSet | None = None,
     side: Int[Tensor, " num_nodes"] | None = None,
 ) -> Int[Tensor, "num_pairs 2"]:
     """Draw pairs of nodes at random, each of all with the same probability.
 
     Args:
         nodes: the numbers of the nodes to draw from.
-        linked: pairs that shall not be drawn, and with them no node with itself; none: whatever is drawn will do.
         side: of each node in a bipartite graph, 0 or 1, or another number for a node that is not drawn: pairs go from
             side 0 to side 1. None: pairs of any nodes.
 
     Returns:
         Places in `nodes`, [num_pairs, 2], int64.
-
-    Raises:
-        ValueError: `ATTEMPTS` draws met no pair of nodes that is not linked.
     """
     ends = None if side is None else [(side == number).nonzero().squeeze(1) for number in (0, 1)]
 
     def draw_below(bound: int, *size: int) -> Tensor:
         return torch.from_numpy(rng.integers(bound, size=size)).to(nodes.device)
 
-    def draw(num_drawn: int) -> Tensor:
-        if ends is None or not num_drawn:
-            return draw_below(len(nodes), num_drawn, 2)
-        return torch.stack([own[draw_below(len(own), num_drawn)] for own in ends], dim=1)
-
-    drawn = draw(num_pairs)
-    if linked is None:
-        return drawn
-    wrong = torch.arange(num_pairs, device=nodes.device)
-    for _ in range(ATTEMPTS):
-        again = drawn[wrong]
-        wrong = wrong[linked.contains(nodes[again]) | (again[:, 0] == again[:, 1])]
-        if not wrong.numel():
-            return drawn
-        drawn[wrong] = draw(wrong.numel())
-    raise ValueError(
-        f"{ATTEMPTS:,} draws among {len(nodes):,} nodes of a cluster found no unlinked pair: nearly all "
-        "pairs are linked. Lower partition.num_parts, or set task.strict_negatives=false"
-    )
+    if ends is None or not num_pairs:
+        return draw_below(len(nodes), num_pairs, 2)
+    return torch.stack([own[draw_below(len(own), num_pairs)] for own in ends], dim=1)
 
 
 def draw_targets(

@@ -8,7 +8,6 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import fill_csr, from_csc
 from parallel_epochs.pipeline.graph.edges import expand_ranges
-from parallel_epochs.pipeline.graph.partition import Partition
 from parallel_epochs.pipeline.graph.subgraph import induce_with_torch
 from parallel_epochs.pipeline.names import MASKS
 
@@ -87,31 +86,6 @@ def _select_with_torch(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
         graph_id=graphs,
         **attributes,
     )
-
-
-def cut_by_nodes(
-    graphs: Int[Tensor, " num_graphs"], sizes: Int[Tensor, " num_graphs"], num_parts: int
-) -> Partition:
-    """Cut a sequence of graphs where the nodes so far are nearest below even shares.
-
-    A part has at least two graphs where there are two for each, else at least one, and at most about its even share of
-    nodes and those of one graph more.
-
-    Args:
-        graphs: in the order to keep, at least `num_parts`.
-        sizes: nodes of each.
-
-    Returns:
-        ``perm`` holds the graphs, and ``ptr`` [num_parts + 1] where the parts begin.
-    """
-    ends, num_graphs = sizes.cumsum(0), graphs.numel()
-    least = min(2, num_graphs // num_parts)
-    even = torch.arange(1, num_parts) * int(ends[-1]) // num_parts
-    steps = least * torch.arange(1, num_parts)
-    cuts = torch.searchsorted(ends, even, right=True) - steps
-    cuts = cuts.clamp(min=0).cummax(0).values if cuts.numel() else cuts
-    cuts = cuts.clamp(max=num_graphs - least * num_parts) + steps
-    return Partition(graphs, torch.cat([cuts.new_zeros(1), cuts, cuts.new_tensor([num_graphs])]))
 
 
 def expand(first: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -148,7 +148,6 @@ class DecayOptions:
         lr: at the beginning, of one rank.
         first_step, last_step: number of the step after the warm-up, and number of steps of the run.
         last_lr: learning rate at the end, as a fraction of `lr`.
-        step_epochs, step_factor: passes over the graph between two steps down, and the factor of each.
         plateau_factor, plateau_patience, lower_is_better: see :class:`Plateau`.
     """
 
@@ -156,16 +155,14 @@ class DecayOptions:
     first_step: int = 0
     last_step: int = 1
     last_lr: float = 0.0
-    step_epochs: int = 1
-    step_factor: float = 0.1
     plateau_factor: float = 0.1
     plateau_patience: int = 10
     lower_is_better: bool = False
 
 
-# The factor of a learning rate, given the options, the fraction of the steps after the warm-up that are done, in
-# [0, 1], and the passes over the graph before the round.
-Factor = Callable[[DecayOptions, float, int], float]
+# The factor of a learning rate, given the options and the fraction of the steps after the warm-up that are done, in
+# [0, 1].
+Factor = Callable[[DecayOptions, float], float]
 
 
 class Decay:
@@ -179,21 +176,16 @@ class Decay:
     def __init__(
         self,
         options: DecayOptions,
-        factor: Factor = lambda options, done, epochs: 1.0,
+        factor: Factor = lambda options, done: 1.0,
         text: str = "",
     ):
         self._options, self._factor, self._text = options, factor, text
 
-    def lr(self, step: int, epochs: int) -> float:
-        """Return the learning rate of a step.
-
-        Args:
-            step: its number since the run began.
-            epochs: passes over the graph before its round.
-        """
+    def lr(self, step: int) -> float:
+        """Return the learning rate of a step, given its number since the run began."""
         first, last = self._options.first_step, self._options.last_step
         done = min(max(step - first, 0) / max(last - first, 1), 1)
-        return self._options.lr * self._factor(self._options, done, epochs)
+        return self._options.lr * self._factor(self._options, done)
 
     def observe(self, score: float) -> None:
         """Learn of the validation metric of an evaluation that follows the warm-up, the same on all ranks."""
@@ -229,20 +221,20 @@ class Plateau(Decay):
             patience=options.plateau_patience,
         )
 
-    def lr(self, step: int, epochs: int) -> float:
+    def lr(self, step: int) -> float:
         """Return the learning rate now."""
         return self._optimizer.param_groups[0]["lr"]
 
     def observe(self, score: float) -> None:
         """Count an evaluation. The learning rate falls if too many in a row were no better than the best one."""
-        before, scheduler = self.lr(0, 0), self._scheduler
+        before, scheduler = self.lr(0), self._scheduler
         scheduler.step(score)
-        if self.lr(0, 0) < before:
+        if self.lr(0) < before:
             log.info(
                 "learning rate falls from %g to %g: the validation metric was not better than %.4f; evaluations "
                 "in a row: %d",
                 before,
-                self.lr(0, 0),
+                self.lr(0),
                 scheduler.best,
                 scheduler.patience + 1,
             )
@@ -250,7 +242,7 @@ class Plateau(Decay):
     def state(self) -> dict:
         """Return the learning rate, and what the scheduler counts."""
         return {
-            "lr": self.lr(0, 0),
+            "lr": self.lr(0),
             "best": self._scheduler.best,
             "num_bad": self._scheduler.num_bad_epochs,
         }
@@ -280,25 +272,20 @@ def fall_linearly(lr: float, last: float, done: float) -> float:
 
 # By train.schedule. From the end of the warm-up to the end of the run, "linear" falls as torch's LinearLR and "cosine"
 # as its CosineAnnealingLR, see "SGDR: Stochastic Gradient Descent with Warm Restarts"
-# (https://arxiv.org/abs/1608.03983), here without restarts; "step" is torch's StepLR.
+# (https://arxiv.org/abs/1608.03983), here without restarts.
 DECAYS: dict[str, Callable[[DecayOptions], Decay]] = {
     "none": Decay,
     "linear": partial(
         Decay,
-        factor=lambda options, done, _: fall_linearly(1.0, options.last_lr, done),
+        factor=lambda options, done: fall_linearly(1.0, options.last_lr, done),
         text=", falls linearly to {last:g}",
     ),
     "cosine": partial(
         Decay,
         text=", falls by a cosine to {last:g}",
-        factor=lambda options, done, _: fall_linearly(
+        factor=lambda options, done: fall_linearly(
             1.0, options.last_lr, (1 - math.cos(math.pi * done)) / 2
         ),
-    ),
-    "step": partial(
-        Decay,
-        factor=lambda options, _, epochs: options.step_factor ** (epochs // options.step_epochs),
-        text=", times {step_factor:g} every {step_epochs:,} epochs",
     ),
     "plateau": Plateau,
 }

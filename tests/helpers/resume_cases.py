@@ -140,7 +140,7 @@ WRITE: dict[str, Callable[[Path], list[str]]] = {
 ROWS: dict[str, list[str]] = {
     "cluster": TOY,
     "cluster: epochs without an evaluation": [*TOY, "train.eval_every=2"],
-    "cluster: METIS": [*TOY, "partition=metis", "train.schedule=step", "train.step_epochs=2"],
+    "cluster: METIS": [*TOY, "partition=metis", "train.schedule=plateau"],
     "cluster: METIS with random weights": [*TOY, "partition=metis_random"],
     "cluster: two clusters a step": [
         *TOY,
@@ -173,15 +173,13 @@ ROWS: dict[str, list[str]] = {
     ],
     "cluster: fp16": [*TOY, "train.precision=fp16", *DROPPED],
     "cluster: label inputs": [*TOY, "train.label_input=0.5"],
-    "cluster: focal loss": [
+    "cluster: weighted labels": [
         *TOY,
-        "task.focal_gamma=1.5",
         "task.class_weights=balanced",
         "train.label_input=0.3",
     ],
-    "cluster: scaled sums": [
+    "cluster: softmax_sum, checkpointing": [
         *TOY,
-        "partition.scale_sums=true",
         "model.aggr=softmax_sum",
         "model.learn_y=true",
         "model.gradient_checkpointing=true",
@@ -238,7 +236,6 @@ ROWS: dict[str, list[str]] = {
     "link: sampled evaluation": ["evaluation=neighbor", "loader.num_neighbors=[3,3]"],
     "link: hidden pairs, batch norm": [
         "task.hide_pairs=true",
-        "task.strict_negatives=true",
         "model.norm=batch",
     ],
     "link: revgnn": ["model=revgnn"],
@@ -265,15 +262,12 @@ ROWS: dict[str, list[str]] = {
     "links of edges": ["data.propagate=2"],
     "typed links": [
         "task.hide_pairs=true",
-        "task.strict_negatives=true",
         "task.valid_edges=true",
         "evaluation=neighbor",
         "evaluation.num_neighbors={buys: [3,2], default: [1,1]}",
     ],
     "graph": [],
-    "graph: focal loss": ["task.focal_gamma=1.5"],
-    "graph: bins of nodes": [
-        "loader.pack=nodes",
+    "graph: encodings": [
         "data.random_walk=3",
         "data.laplacian=2",
         *DROPPED,
@@ -307,7 +301,7 @@ ROWS: dict[str, list[str]] = {
         "task.base=linear",
         "task.candidate=offset",
     ],
-    "tables: weighted classes": ["task.class_weights=balanced", "task.label_smoothing=0.1"],
+    "tables: weighted classes": ["task.class_weights=balanced"],
     "node embedding": [],
     "node embedding: LINE, Adam": [
         "trainer.optimizer=adam",

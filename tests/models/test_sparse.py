@@ -8,7 +8,7 @@ from parallel_epochs.models import GENConv
 from parallel_epochs.models.edge_index import from_sparse_tensor
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.data.cache import load
-from tests.helpers.running import TOY, train
+from tests.helpers.running import TOY
 
 pytestmark = pytest.mark.system
 
@@ -107,25 +107,3 @@ def test_a_prepared_graph_feeds_pygs_neighbor_loader(configure, tmp_path):
         for batch in NeighborLoader(plain, [5, 5], batch_size=50, shuffle=True)
     ]
     assert sorted(torch.cat(seen).tolist()) == list(range(data.num_nodes))
-
-
-@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
-def test_a_run_whose_neighbours_pyg_draws(configure, tmp_path, caplog):
-    caplog.set_level("INFO")
-    summary = train(
-        configure(
-            *TOY,
-            "loader=neighbor",
-            "loader.num_neighbors=[4,3]",
-            "loader.batch_size=64",
-            "loader.backend=pyg",
-        ),
-        tmp_path / "run",
-    )
-    assert (
-        0 <= summary["test"] <= 1
-        and "sampling: PyG's NeighborLoader, num_neighbors=[4, 3]" in caplog.text
-    )
-    assert (
-        "only loader.backend=native is reproducible and resumes with the same bits" in caplog.text
-    )

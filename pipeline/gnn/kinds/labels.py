@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted, numbers_of
 from parallel_epochs.pipeline.gnn.predict.ids import ID
 from parallel_epochs.pipeline.gnn.predict.table import Table, label_columns
-from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
+from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, check_class_weights
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import (
     KINDS,
@@ -40,12 +40,6 @@ class LabelKind(Kind):
 
     learns: ClassVar[type[NodeTask]]
 
-    @property
-    def loss(self) -> LossOptions:
-        """The options of the loss of its labels."""
-        task = self.config.task
-        return LossOptions(task.label_smoothing, task.class_weights, task.focal_gamma)
-
     def check(self) -> None:
         read_threshold(self.config.task.threshold)
         metric = self.config.task.metric
@@ -53,12 +47,12 @@ class LabelKind(Kind):
             return
         if metric not in METRICS:
             raise ValueError(f"task.metric={metric} is unknown; choose one of {', '.join(METRICS)}")
-        self.loss.check_kind(kind_of(metric))
+        check_class_weights(self.config.task.class_weights, kind_of(metric))
 
     def check_data(self, data: Data) -> None:
         check_metric(self.config.task.metric, data.metric)
         kind = kind_of(data.metric)
-        self.loss.check_kind(kind)
+        check_class_weights(self.config.task.class_weights, kind)
         if (rule := self.config.task.threshold) not in ("f1", "none") and kind != "binary tasks":
             raise ValueError(
                 f"task.threshold={rule} is for binary tasks, and the dataset ({data.metric}) has {kind}. "
@@ -67,7 +61,10 @@ class LabelKind(Kind):
         if "out_channels" in data and kind != "real values":
             # The graph is prepared: weights that do not fit its labels are refused here.
             LabelLoss(
-                self.loss, data, num_labels=data.out_channels, is_binary=kind == "binary tasks"
+                self.config.task.class_weights,
+                data,
+                num_labels=data.out_channels,
+                is_binary=kind == "binary tasks",
             )
 
     def task(self, data: Data) -> NodeTask:
@@ -75,7 +72,7 @@ class LabelKind(Kind):
             data,
             label_input=self.config.train.label_input,
             metric=self.config.task.metric,
-            loss_options=self.loss,
+            class_weights=self.config.task.class_weights,
             text_scores=self.config.task.text_scores,
         )
 

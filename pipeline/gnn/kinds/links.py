@@ -89,7 +89,6 @@ class LinkKind(Kind):
             clusters,
             pairs_per_step=task.pairs_per_step,
             num_negatives=task.num_negatives,
-            strict=task.strict_negatives,
             hide=task.hide_pairs,
             seed=self.config.seed,
             side=sides_of(clusters.data) if across else None,

@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.gnn.kinds.base import Kind
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
-from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, check_pyg
+from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.gnn.loaders.snapshots import SnapshotLoader
 from parallel_epochs.pipeline.graph.partitioner import Partitioner, check_engine
 from parallel_epochs.pipeline.graph.stream import ClusterStream
@@ -105,7 +105,6 @@ def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
                 device=device,
                 stream=build_stream(config, data),
                 clusters_per_step=config.partition.clusters_per_step,
-                scale_sums=config.partition.scale_sums,
             )
         )
 
@@ -130,14 +129,8 @@ def _build_neighbor_loader(
         config.fan_outs,
         batch_size=config.loader.batch_size,
         seed=config.seed,
-        backend=config.loader.backend,
         device=device,
     )
-
-
-def _check_neighbor_loader(config: GNNConfig) -> None:
-    if config.loader.backend == "pyg":
-        check_pyg()
 
 
 def _nodes_of_seeds(config: GNNConfig, data: Data) -> tuple[int, str]:
@@ -151,7 +144,6 @@ def _build_graph_loader(
     loader = GraphLoader(
         data,
         batch_size=config.loader.batch_size,
-        pack=config.loader.pack,
         seed=config.seed,
         num_vectors=getattr(config.data, "laplacian", None) or 0,
         device=device,
@@ -178,6 +170,6 @@ def _nodes_of_graphs(config: GNNConfig, data: Data) -> tuple[int, str]:
 # One line for each member of loaders/.
 LOADERS: dict[str, LoaderKind] = {
     "cluster": of_clusters(ClusterLoader),
-    "neighbor": LoaderKind(_build_neighbor_loader, _check_neighbor_loader, _nodes_of_seeds),
+    "neighbor": LoaderKind(_build_neighbor_loader, lambda config: None, _nodes_of_seeds),
     "graph": LoaderKind(_build_graph_loader, lambda config: None, _nodes_of_graphs),
 }

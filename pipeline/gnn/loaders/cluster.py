@@ -37,8 +37,6 @@ class ClusterLoader:
         data: a graph whose ``edge_index`` is an ``EdgeIndex`` sorted by destination.
         partitioner: draws the partitions of :meth:`batches`; none where only :meth:`batches_of` is called.
         clusters_per_step: clusters merged into one batch.
-        scale_sums: give batches a ``degree_ratio`` [num_nodes], each node's degree in the graph over that in the
-            batch, by which a model scales its sums over neighbours; 1 for nodes that have no neighbour in the batch.
         stream: of a graph on disk, what reads the clusters of a partition in one pass; without it each reads its own
             rows.
         device: where the batches will be used; for a GPU they are put into page-locked memory.
@@ -53,11 +51,10 @@ class ClusterLoader:
         partitioner: Partitioner | None = None,
         *,
         clusters_per_step: int = 1,
-        scale_sums: bool = False,
         stream: ClusterStream | None = None,
         device: torch.device = torch.device("cpu"),
     ):
-        self.data, self.device, self._scale_sums, self._stream = data, device, scale_sums, stream
+        self.data, self.device, self._stream = data, device, stream
         self.graph = data
         self._partitioner, self._clusters_per_step = (
             cast(Partitioner, partitioner),
@@ -120,7 +117,7 @@ class ClusterLoader:
                 for cluster in clusters
             )
         for cluster, batch in zip(clusters, subgraphs):
-            yield self._finish(self._scaled(batch) if self._scale_sums else batch, cluster)
+            yield self._finish(batch, cluster)
 
     def check_batch_norm(self, partition: Partition) -> None:
         """Refuse a partition with a cluster of one node.
@@ -164,16 +161,6 @@ class ClusterLoader:
                 **by_relation,
             }
         }
-
-    def _scaled(self, batch: Data) -> Data:
-        indptr, part = (
-            self.graph.edge_index.get_csc()[0][0],
-            batch.edge_index.get_csc()[0][0].diff(),
-        )
-        batch.degree_ratio = torch.where(
-            part > 0, (indptr[batch.n_id + 1] - indptr[batch.n_id]) / part, 1.0
-        )
-        return batch
 
     def _finish(self, batch: Data, cluster: int) -> Data:
         batch.cluster = cluster

@@ -11,7 +11,7 @@ from parallel_epochs.pipeline.data.encodings import flip
 from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.graph.partition import Partition
-from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
+from parallel_epochs.pipeline.graph.union import select_graphs
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -23,13 +23,11 @@ class GraphLoader:
 
     A batch is the ``Data`` of :func:`pipeline.graph.union.select_graphs` with ``target`` (which of its graphs count,
     all of them here, [num_graphs], bool) and ``cluster`` (its place in the draw). The number of batches is the same in
-    every draw: as few as hold `batch_size` graphs each. Their numbers of graphs differ by at most one, or, packed by
-    nodes, their numbers of nodes by about one graph.
+    every draw: as few as hold `batch_size` graphs each. Their numbers of graphs differ by at most one.
 
     Args:
         data: a union of graphs.
         batch_size: graphs of a batch, on average at most.
-        pack: what is shared out evenly among the batches: "graphs" or "nodes".
         seed: of the order, and of the signs.
         num_vectors: last columns of ``x`` that are entries in eigenvectors of the graphs, whose signs mean nothing.
             :meth:`batches` draws a sign for each graph and vector.
@@ -41,18 +39,12 @@ class GraphLoader:
         data: Data,
         *,
         batch_size: int,
-        pack: str = "graphs",
         seed: int = 0,
         num_vectors: int = 0,
         device: torch.device = torch.device("cpu"),
     ):
         self.data, self.graph, self.device = data, data, device
-        self._batch_size, self._pack, self._seed, self._num_vectors = (
-            batch_size,
-            pack,
-            seed,
-            num_vectors,
-        )
+        self._batch_size, self._seed, self._num_vectors = batch_size, seed, num_vectors
         self._learned = data.train_mask.nonzero().squeeze(1)
 
     @property
@@ -63,8 +55,7 @@ class GraphLoader:
     @property
     def least_graphs(self) -> int:
         """The least number of graphs that a batch of any draw has."""
-        least = self._learned.numel() // self.num_batches
-        return min(2, least) if self._pack == "nodes" else least
+        return self._learned.numel() // self.num_batches
 
     def place(self, put: Callable[[Data], Data]) -> None:
         """Make the batches from a copy of the graph on another device from now on."""
@@ -130,7 +121,6 @@ class GraphLoader:
         record = {
             "num_graphs": partition.perm.numel(),
             "num_batches": partition.num_parts,
-            "pack": self._pack,
             "least_graphs": int(graphs.min()),
             "most_graphs": int(graphs.max()),
             "least_nodes": int(nodes.min()),
@@ -163,8 +153,6 @@ class GraphLoader:
 
     def _cut(self, graphs: Tensor) -> Partition:
         num_parts = -(-graphs.numel() // self._batch_size)
-        if self._pack == "nodes":
-            return cut_by_nodes(graphs, self.data.ptr.diff()[graphs], num_parts)
         return Partition(graphs, torch.arange(num_parts + 1) * graphs.numel() // num_parts)
 
 

@@ -3,23 +3,19 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-import torch_geometric.typing
 from jaxtyping import Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import NumNeighbors, fan_outs_of, show
 from parallel_epochs.pipeline.graph import subgraph
-from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler, RelationRows
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
@@ -27,8 +23,6 @@ from parallel_epochs.pipeline.run.seeds import stream
 log = logging.getLogger(__name__)
 
 NUM_MEASURED = 4  # batches
-# Like NeighborSampler.sample: edges, the numbers of their nodes, and their positions, of some seeds and a key.
-Sample = Callable[[Tensor, int], tuple[EdgeIndex, Tensor, Tensor]]
 
 
 @dataclass
@@ -58,11 +52,10 @@ class NeighborLoader:
         nodes: the seeds, int64; all training nodes if not given.
         purpose: what the batches are for; those of other purposes are drawn otherwise.
         seed: of every random number here.
-        backend: "native", or "pyg" for PyG's NeighborLoader, which draws from torch's global random numbers.
         device: where the batches will be used; for a GPU they are put into page-locked memory.
 
     Raises:
-        ValueError: there is no seed, PyG's loader has nothing to sample with, or the numbers do not fit the relations.
+        ValueError: there is no seed, or the numbers do not fit the relations.
     """
 
     def __init__(
@@ -74,7 +67,6 @@ class NeighborLoader:
         nodes: Tensor | None = None,
         purpose: str = "train",
         seed: int = 0,
-        backend: str = "native",
         device: torch.device = torch.device("cpu"),
     ):
         self.data, self.graph, self.device = data, data, device
@@ -83,19 +75,12 @@ class NeighborLoader:
             dict(num_neighbors) if isinstance(num_neighbors, Mapping) else list(num_neighbors)
         )
         self._nodes = data.train_mask.nonzero().squeeze(1) if nodes is None else nodes
-        self._purpose, self._seed, self._backend = purpose, seed, backend
+        self._purpose, self._seed = purpose, seed
         if not self._nodes.numel():
             raise ValueError(
                 "loader=neighbor draws the neighbours of training nodes, but the graph has no training "
                 "nodes. Put some nodes into train_mask"
             )
-        if backend == "pyg":
-            check_pyg()
-            if isinstance(self._fan_outs, Tensor):
-                raise ValueError(
-                    "loader.backend=pyg draws from all relations together. For numbers of neighbours of "
-                    "each relation, set loader.backend=native"
-                )
 
     @property
     def num_batches(self) -> int:
@@ -145,7 +130,7 @@ class NeighborLoader:
         return SeedOrder(seeds.to(self.graph.edge_index.device), (round_, share.draw))
 
     def batches(self, round_: int, share: Share) -> Iterator[Data]:
-        """Build the batches of a share in turn: natively, a function of the seed, the round and the share."""
+        """Build the batches of a share in turn: a function of the seed, the round and the share."""
         return self.batches_of(self.draw(round_, share), share.batches(self.num_batches))
 
     def views(self, num_parts: int, seed: int) -> Views | None:
@@ -182,11 +167,6 @@ class NeighborLoader:
         Args:
             seconds: how long the order took.
         """
-        if self._backend == "pyg":
-            log.info(
-                "loader.backend=pyg draws other neighbours in every run: only loader.backend=native is "
-                "reproducible and resumes with the same bits"
-            )
         start = time.perf_counter()
         numbers = range(min(NUM_MEASURED, self.num_batches))
         sizes = [
@@ -231,32 +211,20 @@ class NeighborLoader:
     @property
     def name(self) -> str:
         """The sampler that draws the neighbours."""
-        return (
-            "PyG's NeighborLoader"
-            if self._backend == "pyg"
-            else "torch"
-            if LIBRARY.get() is None
-            else "native"
-        )
+        return "torch" if LIBRARY.get() is None else "native"
 
     def _samples(
         self, order: SeedOrder, numbers: Iterable[int]
     ) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:
         """Draw the batches of these numbers: their number, their number of seeds, and what was drawn."""
         # One for each iterator: training and evaluation may draw at the same time, in threads of their own.
-        sample = (
-            self._pyg_sample
-            if self._backend == "pyg"
-            else NeighborSampler(
-                self.graph.edge_index, self._fan_outs, relation=self._relation
-            ).sample
-        )
+        sampler = NeighborSampler(self.graph.edge_index, self._fan_outs, relation=self._relation)
         for number in numbers:
             seeds = order.seeds[number * self._batch_size : (number + 1) * self._batch_size]
             key = stream(
                 f"{self._purpose} neighbours", self._seed, *order.path, number
             ).bit_generator.random_raw()
-            yield number, seeds.numel(), sample(seeds, int(key))
+            yield number, seeds.numel(), sampler.sample(seeds, int(key))
 
     @functools.cached_property
     def _relation(self) -> Tensor | RelationRows | None:
@@ -266,38 +234,3 @@ class NeighborLoader:
         (indptr, _), relation = self.graph.edge_index.get_csc()[0], self.graph.edge_attr[:, 0]
         is_native = indptr.device.type == "cpu" and LIBRARY.get() is not None
         return relation if is_native else RelationRows(indptr, relation, self._fan_outs.size(1))
-
-    @functools.cached_property
-    def _pyg_sample(self) -> Sample:
-        return pyg_sampler(self.data.edge_index, cast(list[int], self._fan_outs))
-
-
-def check_pyg() -> None:
-    """Make sure that PyG's NeighborLoader has something to sample with.
-
-    Raises:
-        ValueError: it has not.
-    """
-    if not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE):
-        raise ValueError(
-            "loader.backend=pyg: PyG's NeighborLoader needs pyg-lib or torch_sparse (pip install "
-            "setuptools wheel, then pip install --no-build-isolation torch_scatter torch_sparse); "
-            "loader.backend=native needs neither"
-        )
-
-
-def pyg_sampler(edge_index: EdgeIndex, num_neighbors: Sequence[int]) -> Sample:
-    """Make PyG's NeighborLoader sample as :meth:`NeighborSampler.sample` does, except that it ignores the key."""
-    from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
-
-    plain = Data(edge_index=edge_index.as_tensor().long(), num_nodes=edge_index.get_sparse_size(1))
-    loader = PyGNeighborLoader(plain, list(num_neighbors), is_sorted=True)
-
-    def sample(seeds: Tensor, key: int) -> tuple[EdgeIndex, Tensor, Tensor]:
-        batch = loader(seeds)
-        dst, by_dst = batch.edge_index[1].sort(stable=True)
-        indptr = torch.bincount(dst, minlength=batch.num_nodes).cumsum(0)
-        edges = from_csc(batch.edge_index[:, by_dst], torch.cat([indptr.new_zeros(1), indptr]))
-        return transpose(edges), batch.n_id, batch.e_id[by_dst]
-
-    return sample

@@ -14,7 +14,6 @@ from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader, hand_over
 from parallel_epochs.pipeline.graph.pairs import (
     PairsByCluster,
-    PairSet,
     draw_negatives,
     draw_targets,
     sort_by_cluster,
@@ -48,8 +47,6 @@ class PairLoader:
             last batch has the rest; with several clusters, each cluster's are divided evenly, into as many batches as
             this asks for on average.
         num_negatives: pairs drawn for each training pair.
-        strict: draw no training pair, and no node with itself. Of a relation, no pair is drawn for a source that is
-            linked to all targets of its cluster.
         hide: leave the training pairs of a batch out of its edges; of those of a relation, the edges of this relation
             and of its reverse. A batch has at most about half of the pairs of its
             cluster then, so that the others remain.
@@ -64,7 +61,6 @@ class PairLoader:
         *,
         pairs_per_step: int,
         num_negatives: int = 1,
-        strict: bool = False,
         hide: bool = False,
         side: Tensor | None = None,
         seed: int = 0,
@@ -78,10 +74,7 @@ class PairLoader:
         self._pairs: Tensor = self.data.train_pairs
         self._pairs_per_step, self._num_negatives = pairs_per_step, num_negatives
         self._hide, self._side, self._seed = hide, side, seed
-        self._own, self._strict = link_relation_of(self.data), strict
-        self._linked = (
-            PairSet(self._pairs, self.data.num_nodes) if strict and self._own is None else None
-        )
+        self._own = link_relation_of(self.data)
         self._visits = -(-len(self._pairs) // (clusters.num_batches * pairs_per_step))
         if hide and self._visits == 1:
             self._visits, self._pairs_per_step = 2, -(-len(self._pairs) // 2)
@@ -100,7 +93,6 @@ class PairLoader:
             self._pairs.to(device),
             None if self._side is None else self._side.to(device),
         )
-        self._linked = None if self._linked is None else PairSet(self._pairs, self.data.num_nodes)
 
     def views(self, num_parts: int, seed: int) -> Views:
         """Make views of clusters."""
@@ -146,16 +138,14 @@ class PairLoader:
             visit, cluster = divmod(number, partition.num_parts)
             place[batch.n_id] = torch.arange(batch.num_nodes, device=place.device)
             within = place[self._pairs[pairs.of(cluster)]]
-            yield self._finish(batch, self._cut(within, visit, partition), within, number, path)
+            yield self._finish(batch, self._cut(within, visit, partition), number, path)
 
     def _cut(self, pairs: Tensor, visit: int, partition: Partition) -> Tensor:
         size = self._pairs_per_step if partition.num_parts == 1 else -(-len(pairs) // self._visits)
         return pairs[visit * size : (visit + 1) * size]
 
-    def _finish(
-        self, cluster: Data, pairs: Tensor, within: Tensor, number: int, path: tuple[int, int]
-    ) -> Data:
-        """Complete the batch of a cluster with some of the training pairs `within` it, all by their places in it."""
+    def _finish(self, cluster: Data, pairs: Tensor, number: int, path: tuple[int, int]) -> Data:
+        """Complete the batch of a cluster with some of the training pairs within it, by their places in it."""
         batch = copy.copy(cluster)  # the whole graph is handed out again
         for key in PAIRS:
             if key in batch:  # the task has them
@@ -167,11 +157,10 @@ class PairLoader:
                 rng,
                 self._num_negatives * len(pairs),
                 batch.n_id,
-                self._linked,
                 None if self._side is None else self._side[batch.n_id],
             )
         else:
-            batch.negatives = self._draw_targets(rng, pairs, within, batch.n_id, self._own)
+            batch.negatives = self._draw_targets(rng, pairs, batch.n_id, self._own)
         if self._hide and len(pairs):
             among = None if self._own is None else self._own.edges_of(batch.edge_attr[:, 0])
             batch.edge_index, kept = without_pairs(batch.edge_index, pairs, among)
@@ -183,17 +172,13 @@ class PairLoader:
         self,
         rng: np.random.Generator,
         pairs: Tensor,
-        within: Tensor,
         nodes: Tensor,
         own: LinkRelation,
     ) -> Tensor:
         """Draw targets among the nodes of a cluster for the sources of pairs [num_negatives x num_pairs, 2]."""
         candidates = ((nodes >= own.target.start) & (nodes < own.target.stop)).nonzero().squeeze(1)
         sources = pairs[:, 0].repeat(self._num_negatives)
-        taken = (
-            _taken(within, candidates, len(nodes), own) if self._strict else pairs.new_empty(0, 2)
-        )
-        targets = draw_targets(rng, sources, len(candidates), taken)
+        targets = draw_targets(rng, sources, len(candidates), pairs.new_empty(0, 2))
         free = targets >= 0
         return torch.stack([sources[free], candidates[targets[free]]], dim=1)
 
@@ -208,7 +193,7 @@ class PairLoader:
             seconds: how long the draw took.
 
         Raises:
-            ValueError: no training pair lies within a cluster, or there is none that could be told from them.
+            ValueError: no training pair lies within a cluster.
         """
         records = self.clusters.measure(partition, seconds)
         order = torch.arange(len(self._pairs), device=self._pairs.device)
@@ -226,8 +211,6 @@ class PairLoader:
                 f"none of the {total:,} training pairs lies within one of {partition.num_parts:,} "
                 "clusters: lower partition.num_parts, or set partition=metis"
             )
-        if self._linked is not None:
-            self._check_negatives(partition, self._linked)
         log.info(
             "pairs: %s of %s training pairs within clusters (%.1f%% left out), %s batches of up to %s, each with "
             "%s drawn for one of them%s%s",
@@ -263,40 +246,3 @@ class PairLoader:
                 "largest": max(sizes),
             },
         }
-
-    def _check_negatives(self, partition: Partition, linked: PairSet) -> None:
-        pairs, side = linked.nodes().cpu(), None if self._side is None else self._side.cpu()
-        within = sort_by_cluster(pairs, partition, torch.arange(len(pairs))).ptr.diff()
-        sizes = partition.ptr.diff()
-        most = sizes * (sizes - 1) // 2
-        if side is not None:
-            cluster = torch.arange(len(sizes)).repeat_interleave(sizes)
-            first, second = (
-                torch.bincount(cluster[side[partition.perm] == number], minlength=len(sizes))
-                for number in (0, 1)
-            )
-            most = first * second
-        full = ((within == most) & (within > 0)).nonzero()
-        if len(full):
-            raise ValueError(
-                f"all pairs of the {int(sizes[full[0]]):,} nodes of cluster {int(full[0]) + 1} are "
-                "training pairs: there is no other to draw. Lower partition.num_parts, or set "
-                "task.strict_negatives=false"
-            )
-
-
-def _taken(within: Tensor, candidates: Tensor, num_nodes: int, own: LinkRelation) -> Tensor:
-    """Return the pairs that are not drawn: the place of the source, and that of the target among candidates.
-
-    Within one type, those in the other direction and nodes with themselves too.
-
-    Args:
-        within: the training pairs within a cluster, by their places in it [num_within, 2].
-        candidates: places of the targets.
-        num_nodes: of the cluster.
-    """
-    among = torch.full((num_nodes,), -1, device=within.device)
-    among[candidates] = torch.arange(len(candidates), device=within.device)
-    if own.is_within_type:
-        within = torch.cat([within, within.flip(1), candidates[:, None].expand(-1, 2)])
-    return torch.stack([within[:, 0], among[within[:, 1]]], dim=1)

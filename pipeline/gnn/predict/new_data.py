@@ -428,11 +428,7 @@ def _for_prediction(kind: Kind, data: Data) -> GNNConfig:
     than there are nodes.
     """
     config = kind.config
-    changes: dict[str, Any] = {
-        "task.class_weights": None,
-        "task.label_smoothing": 0.0,
-        "task.focal_gamma": 0.0,
-    }
+    changes: dict[str, Any] = {"task.class_weights": None}
     if kind.is_one_graph:
         changes["loader.name"] = "cluster"
     if config.evaluation.method == "views":  # whose batches are clusters

@@ -291,7 +291,7 @@ def _viewed(setup: Setup, data: Data) -> Loader:
             seed=config.seed,
             device=own.device,
         )
-    else:  # partition.scale_sums is of training by clusters
+    else:
         made = ClusterLoader(data, device=own.device, stream=build_stream(config, data))
     if setup.put is not None and is_snapshot:
         made.place(setup.put)

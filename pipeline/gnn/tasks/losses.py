@@ -1,6 +1,4 @@
-"""Losses of classes and of binary tasks: label smoothing, weights of rare labels, and the focal loss."""
-
-from dataclasses import dataclass
+"""Losses of classes and of binary tasks: with weights of rare labels."""
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -12,6 +10,8 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data.node_names import unpack_names
 
 BALANCED = "balanced"
+# Weights of the labels: balanced ones; one for each class, or for the positive labels of each binary task; or none.
+Weights = str | list[float] | None
 # The class of rows that have no loss.
 IGNORED = -100
 
@@ -30,45 +30,21 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     return known[device]
 
 
-@dataclass(frozen=True)
-class LossOptions:
-    """The options of the loss of labels. The attributes are the keys of `task` that have their names.
+def check_class_weights(weights: Weights, kind: str) -> None:
+    """Refuse weights of classes where there are none.
 
-    Attributes:
-        label_smoothing: fraction of the target that is spread evenly over all classes, as in
-            :func:`torch.nn.functional.cross_entropy`; 0 for none.
-        class_weights: "balanced"; a weight for each class, or for the positive labels of each binary task; or none.
-        focal_gamma: exponent of the focal loss; 0 for none.
+    Args:
+        weights: task.class_weights.
+        kind: one of the names in :data:`pipeline.metrics.KINDS`.
+
+    Raises:
+        ValueError: labels of this kind have no weights.
     """
-
-    label_smoothing: float = 0.0
-    class_weights: str | list[float] | None = None
-    focal_gamma: float = 0.0
-
-    def check_kind(self, kind: str) -> None:
-        """Refuse options that labels do not have.
-
-        Args:
-            kind: one of the names in :data:`pipeline.metrics.KINDS`.
-
-        Raises:
-            ValueError: names the key.
-        """
-        if self.label_smoothing and kind != "classes":
-            raise ValueError(
-                f"task.label_smoothing={self.label_smoothing:g} needs classes; this run learns {kind}. "
-                "Leave it out"
-            )
-        for name, value in (
-            ("class_weights", self.class_weights),
-            ("focal_gamma", self.focal_gamma),
-        ):
-            if value and kind == "real values":
-                shown = f"{value:g}" if isinstance(value, float) else value
-                raise ValueError(
-                    f"task.{name}={shown} needs classes or binary tasks; this run learns {kind}. Leave it "
-                    "out"
-                )
+    if weights and kind == "real values":
+        raise ValueError(
+            f"task.class_weights={weights} needs classes or binary tasks; this run learns {kind}. "
+            "Leave it out"
+        )
 
 
 class LabelLoss:
@@ -79,11 +55,8 @@ class LabelLoss:
     the labels, as in ``F.cross_entropy(..., weight=weights)``. For binary tasks it is the number of known labels, as in
     ``F.binary_cross_entropy_with_logits(..., pos_weight=weights)``.
 
-    With :attr:`LossOptions.focal_gamma`, each label's loss is multiplied by (1 - p)^gamma, where p is the probability
-    that the model gives to the label: "Focal Loss for Dense Object Detection" (https://arxiv.org/abs/1708.02002).
-
     Args:
-        options: what is asked for.
+        given: the weights of the labels.
         is_binary: whether the labels are those of binary tasks.
         data: a graph as :func:`pipeline.data.cache.load` returns it, or a part of it.
         num_labels: number of classes or tasks.
@@ -92,14 +65,14 @@ class LabelLoss:
         ValueError: there are more or fewer weights than classes or tasks, or balanced weights are infinite.
     """
 
-    def __init__(self, options: LossOptions, data: Data, *, num_labels: int, is_binary: bool):
-        self._options, self._is_binary = options, is_binary
+    def __init__(self, given: Weights, data: Data, *, num_labels: int, is_binary: bool):
+        self._is_binary = is_binary
         self._names = (
             unpack_names(data, "label_names")
             if "label_names" in data
             else list(map(str, range(num_labels)))
         )
-        self.weights = self._weights(data, num_labels)
+        self.weights = self._weights(given, data, num_labels)
 
     def __call__(
         self, logits: Float[Tensor, "num_rows num_labels"], y: Shaped[Tensor, "num_rows columns"]
@@ -118,18 +91,12 @@ class LabelLoss:
 
     def __str__(self) -> str:
         """Say how the loss differs from the plain one; "" if it does not."""
-        options, parts = self._options, []
-        if options.label_smoothing:
-            parts.append(f"label smoothing {options.label_smoothing:g}")
-        if self.weights is not None:
-            ends = dict.fromkeys((int(self.weights.argmin()), int(self.weights.argmax())))
-            parts.append(
-                ("weights of positive labels: " if self._is_binary else "class weights: ")
-                + " to ".join(f"{self.weights[label]:.3g} ({self._names[label]})" for label in ends)
-            )
-        if options.focal_gamma:
-            parts.append(f"focal loss with gamma {options.focal_gamma:g}")
-        return ", ".join(parts)
+        if self.weights is None:
+            return ""
+        ends = dict.fromkeys((int(self.weights.argmin()), int(self.weights.argmax())))
+        shown = [f"{self.weights[label]:.3g} ({self._names[label]})" for label in ends]
+        what = "weights of positive labels" if self._is_binary else "class weights"
+        return f"{what}: {' to '.join(shown)}"
 
     def _of_classes(
         self,
@@ -142,16 +109,7 @@ class LabelLoss:
             if weights is None
             else weights[y].double().sum()
         )
-        if not (gamma := self._options.focal_gamma):
-            return F.cross_entropy(
-                logits,
-                y,
-                weight=weights,
-                reduction="sum",
-                label_smoothing=self._options.label_smoothing,
-            ), count
-        log_p = -F.cross_entropy(logits, y, reduction="none")
-        return (_focal(log_p, gamma) * (1.0 if weights is None else weights[y])).sum(), count
+        return F.cross_entropy(logits, y, weight=weights, reduction="sum"), count
 
     def _of_tasks(
         self,
@@ -160,22 +118,17 @@ class LabelLoss:
         weights: Float[Tensor, " num_labels"] | None,
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         known, target = ~y.isnan(), y.nan_to_num()
-        if not (gamma := self._options.focal_gamma):
-            each = F.binary_cross_entropy_with_logits(
-                logits, target, pos_weight=weights, reduction="none"
-            )
-        else:
-            log_p = -F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-            each = _focal(log_p, gamma) * (
-                1.0 if weights is None else torch.where(target == 1, weights, 1.0)
-            )
+        each = F.binary_cross_entropy_with_logits(
+            logits, target, pos_weight=weights, reduction="none"
+        )
         return (each * known).sum(), known.sum()
 
-    def _weights(self, data: Data, num_labels: int) -> Float[Tensor, " num_labels"] | None:
-        given = self._options.class_weights
+    def _weights(
+        self, given: Weights, data: Data, num_labels: int
+    ) -> Float[Tensor, " num_labels"] | None:
         if given is None:
             return None
-        if given == BALANCED:
+        if isinstance(given, str):
             y = data.y[data.train_mask]
             return (
                 self._balanced_tasks(y)
@@ -215,13 +168,3 @@ class LabelLoss:
                 "in the training split, so its weight cannot be computed. Give a list of weights, or "
                 "choose another split"
             )
-
-
-def _focal(log_p: Float[Tensor, "..."], gamma: float) -> Float[Tensor, "..."]:
-    """Compute -(1 - p)^gamma log p.
-
-    Args:
-        log_p: logarithms of the probabilities of the labels.
-    """
-    # Where p is rounded to 1, the power's gradient would be infinite for gamma < 1; the clamp's is zero.
-    return -(-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).tiny).pow(gamma) * log_p

@@ -11,7 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions, on_device
+from parallel_epochs.pipeline.gnn.tasks.losses import (
+    LabelLoss,
+    Weights,
+    check_class_weights,
+    on_device,
+)
 from parallel_epochs.pipeline.metrics import KINDS, check_finite, kind_of
 from parallel_epochs.pipeline.names import BASE_COLUMNS, LOG_LABEL, SPLITS, TEXT_SCORES
 
@@ -41,7 +46,7 @@ class NodeTask:
         data: a graph as :func:`pipeline.data.cache.load` returns it, perhaps with columns of a simple method.
         label_input: fraction of the training nodes that show their labels in training, in [0, 1); 0 for no such input.
         metric: name of the metric, one of those of the dataset's labels; that of the dataset if none is given.
-        loss_options: what the loss of classes and binary tasks is.
+        class_weights: weights of classes and of binary tasks in the loss.
         text_scores: weight of the scores of texts in the logits, unless these begin at a simple method.
 
     Attributes:
@@ -54,7 +59,7 @@ class NodeTask:
         evaluators: module with OGB's Evaluator and ``OFFICIAL``, the metrics that it knows.
 
     Raises:
-        ValueError: the graph has no labels of nodes, or they do not fit `loss_options`.
+        ValueError: the graph has no labels of nodes, or they do not fit `class_weights`.
     """
 
     evaluators = "parallel_epochs.pipeline.data.readers.ogb_node"
@@ -65,7 +70,7 @@ class NodeTask:
         *,
         label_input: float = 0.0,
         metric: str | None = None,
-        loss_options: LossOptions = LossOptions(),
+        class_weights: Weights = None,
         text_scores: float = 0.0,
     ):
         if "y" not in data:
@@ -86,12 +91,12 @@ class NodeTask:
         self.num_rows: int = data.num_nodes
         self.in_channels = data.x.size(1) - data.num_categories
         self._data = data
-        loss_options.check_kind(self.kind)
+        check_class_weights(class_weights, self.kind)
         self.label_loss = (
             None
             if self.kind == "real values"
             else LabelLoss(
-                loss_options,
+                class_weights,
                 data,
                 num_labels=self.out_channels,
                 is_binary=self.kind == "binary tasks",
@@ -263,8 +268,7 @@ class NodeTask:
     def _predict(
         self, model: torch.nn.Module, batch: Data, shown: Bool[Tensor, " num_nodes"]
     ) -> Float[Tensor, "num_nodes out_channels"]:
-        more = {"degree_ratio": batch.degree_ratio} if "degree_ratio" in batch else {}
-        logits = model(self.inputs(batch, shown), batch.edge_index, batch.edge_attr, **more)
+        logits = model(self.inputs(batch, shown), batch.edge_index, batch.edge_attr)
         return logits + self._start(batch) if self._base_scale else logits
 
     def _start(self, batch: Data) -> Float[Tensor, "num_nodes out_channels"]:

@@ -40,7 +40,6 @@ def test_the_bytes_of_a_graph(data):
             "needs a GPU that trains; this run has device=auto, and torch sees no GPU here",
         ),
         (["data.device=cuda", "data.on_disk=true"], "needs on_disk=false|needs data.on_disk=false"),
-        (["data.device=cuda", "loader=neighbor", "loader.backend=pyg"], "PyG draws on the CPU"),
         (
             ["data.device=cuda", "trainer=node_embedding"],
             "other trainers make no batches of a graph",

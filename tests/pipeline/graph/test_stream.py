@@ -293,7 +293,7 @@ def trained(config, *, on_disk: bool) -> tuple[str, list[dict[str, float]]]:
             pytest.param(options, marks=pytest.mark.slow)
             for options in (
                 ["partition=metis_random", "train.label_input=0.5"],
-                ["partition=random", "partition.scale_sums=true", "model.aggr=add"],
+                ["partition=random", "model.aggr=add"],
                 [
                     "features=embedding",
                     "features.channels=4",

@@ -51,7 +51,6 @@ BY_NEIGHBORS = {"evaluation.method": "neighbor"}
 # Sums of few of these weights are below 1.
 WEIGHTED = {
     "task.class_weights": [0.01, 0.5, 0.09],
-    "task.label_smoothing": 0.2,
     "train.label_input": 0.3,
 }
 

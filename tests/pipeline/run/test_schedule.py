@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau
 
 from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
 from parallel_epochs.pipeline.gnn.optimization import build_decay
@@ -154,12 +154,12 @@ def test_a_falling_learning_rate_is_torchs_from_the_end_of_the_warm_up_on(decay,
         torchs(optimizer),
         decay(DecayOptions(0.3, first_step=4, last_step=13, last_lr=last)),
     )
-    assert [ours.lr(step, 0) for step in range(5)] == [0.3] * 5
+    assert [ours.lr(step) for step in range(5)] == [0.3] * 5
     for step in range(4, 13):
-        assert ours.lr(step, 0) == pytest.approx(theirs.get_last_lr()[0])
+        assert ours.lr(step) == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step(), theirs.step()
-    assert ours.lr(13, 0) == ours.lr(20, 0) == pytest.approx(0.3 * last)
-    assert decay(DecayOptions(0.3, first_step=4, last_step=4)).lr(4, 0) == 0.3, (
+    assert ours.lr(13) == ours.lr(20) == pytest.approx(0.3 * last)
+    assert decay(DecayOptions(0.3, first_step=4, last_step=4)).lr(4) == 0.3, (
         "the warm-up is all there is"
     )
 
@@ -171,22 +171,9 @@ def test_a_run_gives_its_decay_the_steps_and_the_direction_of_its_metric(configu
         ("plateau", "rmse", True),
         ("plateau", "acc", False),
     ):
-        config = configure(
-            f"train.schedule={name}", "train.lr=0.5", "train.last_lr=0.25", "train.step_epochs=1"
-        )
+        config = configure(f"train.schedule={name}", "train.lr=0.5", "train.last_lr=0.25")
         decay = build_decay(config, SimpleNamespace(metric=metric), schedule)
         assert decay._options == DecayOptions(0.5, 3, 20, 0.25, lower_is_better=lower)
-
-
-def test_stairs_are_torchs_and_count_the_epochs_before_a_round():
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
-    theirs, ours = (
-        StepLR(optimizer, 3, gamma=0.5),
-        DECAYS["step"](DecayOptions(0.3, step_epochs=3, step_factor=0.5)),
-    )
-    for epochs in range(8):
-        assert ours.lr(99, epochs) == pytest.approx(theirs.get_last_lr()[0])
-        optimizer.step(), theirs.step()
 
 
 def test_the_steps_of_a_run_are_those_of_its_rounds():
@@ -220,8 +207,8 @@ def test_a_plateau_lowers_the_learning_rate_as_torch_does_and_goes_on_from_its_s
         for plateau in (ours, resumed):
             plateau.observe(score)
         theirs.step(score)
-        assert ours.state() == resumed.state() and ours.lr(0, 0) == theirs.get_last_lr()[0]
-        found.append(ours.lr(0, 0))
+        assert ours.state() == resumed.state() and ours.lr(0) == theirs.get_last_lr()[0]
+        found.append(ours.lr(0))
     by_hand = (
         [1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.125]
         if lower_is_better
@@ -233,5 +220,5 @@ def test_a_plateau_lowers_the_learning_rate_as_torch_does_and_goes_on_from_its_s
         f"{0.5 if lower_is_better else 0.7:.4f}; evaluations in a row: 2" in caplog.text
     )
     few = Schedule(num_epochs=2, num_batches=6, num_ranks=4, lr=0.1, warmup_steps=10)
-    assert few.learning_rate(4, 0, lr=ours.lr(4, 0)) == pytest.approx(0.1 * 0.125 / 2)
+    assert few.learning_rate(4, 0, lr=ours.lr(4)) == pytest.approx(0.1 * 0.125 / 2)
     assert meaning_of(GNNTrainConfig, "schedule").choices == tuple(DECAYS)

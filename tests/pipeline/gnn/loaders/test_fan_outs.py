@@ -206,12 +206,6 @@ def test_impossible_numbers_of_relations_are_refused_by_name(value, error, confi
         configure("loader=neighbor", "model.num_layers=2", f"loader.num_neighbors={value}")
 
 
-def test_pygs_loader_knows_no_relations(typed, monkeypatch):
-    monkeypatch.setattr("torch_geometric.typing.WITH_PYG_LIB", True)
-    with pytest.raises(ValueError, match="loader.backend=pyg draws from all relations together"):
-        NeighborLoader(typed, {"default": [2]}, batch_size=3, nodes=torch.arange(3), backend="pyg")
-
-
 def test_an_evaluation_of_relations_that_are_not_there_is_refused_when_the_data_are_opened(
     configure, tmp_path
 ):

@@ -393,7 +393,6 @@ NEIGHBOR = [
         ),
         (["loader.num_neighbors=[-2,4]"], "-2 neighbours cannot be sampled"),
         (["loader.batch_size=0"], "loader.batch_size must be at least 1, not 0"),
-        (["loader.backend=dgl"], "loader.backend=dgl is unknown; choose one of native, pyg"),
         (
             ["evaluation=neighbor", "evaluation.num_neighbors=[3]"],
             r"evaluation.num_neighbors=\[3\] has 1 numbers, and "
@@ -419,15 +418,6 @@ def test_numbers_of_neighbours_are_a_list_of_integers(value, configure):
 @pytest.mark.parametrize("num_layers, usual", [(1, [15]), (2, [15, 10]), (4, [15, 10, 5, 5])])
 def test_without_numbers_each_layer_has_the_usual_one(num_layers, usual, configure):
     assert configure(*TOY, "loader=neighbor", f"model.num_layers={num_layers}").fan_outs == usual
-
-
-def test_pygs_loader_is_refused_where_it_has_nothing_to_sample_with(configure, monkeypatch):
-    for name in ("WITH_PYG_LIB", "WITH_TORCH_SPARSE"):
-        monkeypatch.setattr(f"torch_geometric.typing.{name}", False)
-    with pytest.raises(
-        ValueError, match="needs pyg-lib or torch_sparse .*loader.backend=native needs neither"
-    ):
-        build.check(configure(*NEIGHBOR, "loader.backend=pyg"))
 
 
 @pytest.fixture(scope="module")

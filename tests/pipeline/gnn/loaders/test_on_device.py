@@ -65,7 +65,7 @@ def assert_same_batches(config):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["partition=random", "partition.num_parts=4", "partition.scale_sums=true"],
+        ["partition=random", "partition.num_parts=4"],
         ["partition=metis", "partition.num_parts=4", "partition.clusters_per_step=2"],
         ["partition=metis_random", "partition.num_parts=3"],
         ["partition=whole"],
@@ -85,7 +85,7 @@ def test_labels_of_nodes(overrides, configure):
     "overrides",
     [
         [],
-        ["task.hide_pairs=true", "task.strict_negatives=true"],
+        ["task.hide_pairs=true"],
         ["partition=whole", "task.hide_pairs=true"],
         ["data.link_negatives=all", "task.num_negatives=3"],
     ],
@@ -97,7 +97,7 @@ def test_links(overrides, configure, tmp_path):
     assert_same_batches(configure(*LINKS, f"data.path={tmp_path / 'edges.csv'}", *overrides))
 
 
-@pytest.mark.parametrize("overrides", [[], ["loader.pack=nodes"], ["data.laplacian=2"]])
+@pytest.mark.parametrize("overrides", [[], ["data.laplacian=2"]])
 def test_whole_graphs(overrides, configure, tmp_path):
     assert_same_batches(
         configure(*MOLECULES, f"data.folder={write_graphs(tmp_path)}", *overrides),

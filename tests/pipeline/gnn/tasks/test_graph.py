@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from torch_geometric.data import Batch
 
 from parallel_epochs.models import DeeperGCN
@@ -14,7 +13,7 @@ from parallel_epochs.pipeline.data.cache import load, prepare_as, read
 from parallel_epochs.pipeline.data.config import OGBGraphConfig
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
-from parallel_epochs.pipeline.graph.union import cut_by_nodes, select_graphs
+from parallel_epochs.pipeline.graph.union import select_graphs
 from parallel_epochs.pipeline.run.schedule import Schedule, Share
 from parallel_epochs.scripts.report.document import page
 from parallel_epochs.scripts.report.runs import read_run
@@ -114,9 +113,8 @@ def test_gated_layers_learn_labels_of_graphs(name, toys, configure, tmp_path):
 @pytest.mark.parametrize(
     "split,num_ranks", [(False, 1), (False, 3), (True, 2), (True, 3), (True, 8)]
 )
-@pytest.mark.parametrize("pack", ["graphs", "nodes"])
-def test_batches_cover_each_training_graph_once(split, num_ranks, pack, molecules):
-    loader = GraphLoader(molecules, batch_size=7, pack=pack, seed=3)
+def test_batches_cover_each_training_graph_once(split, num_ranks, molecules):
+    loader = GraphLoader(molecules, batch_size=7, seed=3)
     wanted = molecules.train_mask.nonzero().squeeze(1).tolist()
     seen = []
     for rank in range(num_ranks):
@@ -149,24 +147,6 @@ def test_orders_are_a_function_of_seed_round_and_draw(molecules):
 
     assert order(0, 0, 0) == order(0, 0, 0)
     assert len({tuple(order(*path)) for path in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))}) == 4
-
-
-@settings(max_examples=40)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.data())
-def test_cuts_by_nodes_leave_no_part_empty_and_are_even(sizes, data):
-    num_parts = data.draw(st.integers(1, len(sizes)))
-    graphs, sizes = torch.arange(len(sizes)), torch.tensor(sizes)
-    parts = cut_by_nodes(graphs, sizes, num_parts)
-    counts = parts.ptr.diff()
-    assert (
-        len(counts) == num_parts
-        and int(counts.sum()) == len(sizes)
-        and torch.equal(parts.perm, graphs)
-    )
-    assert int(counts.min()) >= min(2, len(sizes) // num_parts)
-    if int(counts.min()) > 2:  # no cut was moved for the sake of the least number
-        nodes = torch.tensor([int(sizes[a:b].sum()) for a, b in zip(parts.ptr[:-1], parts.ptr[1:])])
-        assert int(nodes.max()) <= int(sizes.sum()) / num_parts + int(sizes.max()) + 1
 
 
 def test_a_batch_is_what_pyg_makes_of_the_same_graphs(molecules):
@@ -288,7 +268,7 @@ def test_pools():
 
 
 def test_exact_evaluation_is_that_of_the_batches_of_training_in_evaluation_mode(config_of):
-    config = config_of("ogbg-molpcba", "loader.pack=nodes")
+    config = config_of("ogbg-molpcba")
     data = load(config.data, config.cache_dir)
     task, loader = build.build_task(config, data), build.build_loader(config, data)
     torch.manual_seed(0)

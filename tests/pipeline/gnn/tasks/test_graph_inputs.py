@@ -162,7 +162,6 @@ def test_a_wrong_folder_is_said(folder, tmp_path, ogb_toy):
             ["data.to_undirected=true"],
             "data.to_undirected=true needs one graph, but data=ogb_graph holds many graphs",
         ),
-        (["loader.pack=size"], "loader.pack=size is unknown; choose one of graphs, nodes"),
         (["task.pool=none"], "task.pool=none is unknown; choose one of mean, sum, max"),
         (
             ["loader.batch_size=1", "model.norm=batch"],

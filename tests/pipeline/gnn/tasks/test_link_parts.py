@@ -16,7 +16,6 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.graph.pairs import (
     PairSet,
-    draw_negatives,
     sort_by_cluster,
     without_pairs,
 )
@@ -49,21 +48,18 @@ def bipartite(num_left=12, num_right=9) -> Graph:
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
-@pytest.mark.parametrize("strict", [False, True])
-def test_negatives_of_a_bipartite_graph_join_its_sides(num_parts, strict):
+def test_negatives_of_a_bipartite_graph_join_its_sides(num_parts):
     data = bipartite()
     loader, first = (
-        loader_of(data, num_parts, side=sides_of(data), strict=strict),
+        loader_of(data, num_parts, side=sides_of(data)),
         loader_of(data, num_parts),
     )
-    linked = unordered(data.train_pairs.tolist())
     for batch, other in zip(
         loader.batches(0, Share(0, 0, 1)), first.batches(0, Share(0, 0, 1)), strict=True
     ):
         pairs = named(batch, "negatives")
         assert len(pairs) == len(batch.pairs) > 0 and torch.equal(batch.pairs, other.pairs)
         assert all(source < 12 <= target < 21 for source, target in pairs)
-        assert not strict or not unordered(pairs) & linked
         assert not all(source < 12 <= target < 21 for source, target in named(other, "negatives"))
 
 
@@ -74,19 +70,6 @@ def test_a_complete_bipartite_graph_has_no_sides_to_draw_across():
     assert sides_of(data) is None
     data.train_pairs = torch.cat([data.train_pairs, torch.tensor([[0, 1]])])
     assert sides_of(data) is None  # and neither has one that is not bipartite
-
-
-def test_a_cluster_whose_sides_are_fully_linked_is_refused():
-    data = bipartite()
-    side, data.train_pairs = (
-        sides_of(data),
-        torch.cartesian_prod(torch.arange(12), torch.arange(12, 21)),
-    )
-    loader = loader_of(data, side=side, strict=True)
-    with pytest.raises(
-        ValueError, match="all pairs of the 22 nodes of cluster 1 are training pairs"
-    ):
-        loader.measure(loader.draw(0, Share(0, 0, 1)), 0.0)
 
 
 def named(batch, key) -> list[tuple[int, int]]:
@@ -244,48 +227,6 @@ def test_the_ranks_of_a_split_share_out_what_one_process_draws():
             named(b, "negatives") for b in whole[rank::2]
         ]
         assert [named(b, "pairs") for b in mine] == [named(b, "pairs") for b in whole[rank::2]]
-
-
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_strict_negatives_are_never_training_pairs(num_parts):
-    data = link_graph(16, 100)  # of 120 pairs
-    known = unordered(data.train_pairs.tolist())
-    for strict in (True, False):
-        loader = loader_of(data, num_parts, num_negatives=3, strict=strict)
-        negatives = [
-            pair
-            for round_ in range(4)
-            for batch in loader.batches(round_, Share())
-            for pair in named(batch, "negatives")
-        ]
-        wrong = [pair for pair in negatives if pair[0] == pair[1] or frozenset(pair) in known]
-        assert bool(wrong) != strict and len(negatives) >= 3
-
-
-def test_negatives_are_uniform_over_the_pairs_that_are_free():
-    linked = PairSet(torch.tensor([[0, 1], [1, 2], [3, 0]]), 4)  # free: 0-2, 1-3, 2-3
-    drawn = draw_negatives(stream("test", 0), 6000, torch.arange(4), linked)
-    counts = {pair: 0 for pair in ((0, 2), (1, 3), (2, 3))}
-    for u, v in drawn.tolist():
-        counts[min(u, v), max(u, v)] += 1
-    assert all(1850 < count < 2150 for count in counts.values())
-
-
-def test_a_full_cluster_is_refused_and_attempts_are_bounded():
-    triangle = link_graph(6, 21)
-    triangle.train_pairs = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4]])
-    with pytest.raises(
-        ValueError, match="1,000 draws among 3 nodes of a cluster found no unlinked pair"
-    ):
-        draw_negatives(stream("test", 0), 2, torch.arange(3), PairSet(triangle.train_pairs, 6))
-    loader = loader_of(triangle, 2, strict=True)
-    partition = loader.draw(0, Share())
-    partition.perm = torch.tensor([0, 1, 2, 3, 4, 5])
-    with pytest.raises(
-        ValueError, match="all pairs of the 3 nodes of cluster 1 are training pairs"
-    ):
-        loader.measure(partition, 0.0)
-    assert loader_of(triangle, 2).measure(partition, 0.0)["pairs"]["num_within"] == 4
 
 
 def test_hidden_pairs_are_those_of_the_step_alone():

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.node_names import pack_names
-from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
-from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, LossOptions
+from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, Weights
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
@@ -33,8 +32,8 @@ def batch(*, is_binary: bool, num_rows: int = 30, num_labels: int = 4):
     return logits.requires_grad_(), y.where(torch.rand(y.shape, generator=g) > 0.2, math.nan)
 
 
-def loss_of(options: LossOptions, *, is_binary: bool, num_labels: int = 4) -> LabelLoss:
-    return LabelLoss(options, Data(), num_labels=num_labels, is_binary=is_binary)
+def loss_of(weights: Weights, *, is_binary: bool) -> LabelLoss:
+    return LabelLoss(weights, Data(), num_labels=4, is_binary=is_binary)
 
 
 def assert_same(logits, ours, theirs) -> None:
@@ -45,23 +44,17 @@ def assert_same(logits, ours, theirs) -> None:
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_classes_is_torchs_mean(weights, smoothing):
+def test_the_loss_of_classes_is_torchs_mean(weights):
     logits, y = batch(is_binary=False)
-    total, count = loss_of(LossOptions(smoothing, weights), is_binary=False)(logits, y)
-    theirs = F.cross_entropy(
-        logits,
-        y[:, 0],
-        None if weights is None else torch.tensor(weights),
-        label_smoothing=smoothing,
-    )
+    total, count = loss_of(weights, is_binary=False)(logits, y)
+    theirs = F.cross_entropy(logits, y[:, 0], None if weights is None else torch.tensor(weights))
     assert_same(logits, total / count, theirs)
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_the_loss_of_binary_tasks_is_torchs_mean_over_the_known_labels(weights):
     logits, y = batch(is_binary=True)
-    total, count = loss_of(LossOptions(class_weights=weights), is_binary=True)(logits, y)
+    total, count = loss_of(weights, is_binary=True)(logits, y)
     theirs = F.binary_cross_entropy_with_logits(
         logits,
         y.nan_to_num(),
@@ -71,37 +64,9 @@ def test_the_loss_of_binary_tasks_is_torchs_mean_over_the_known_labels(weights):
     assert_same(logits, total / count, theirs[~y.isnan()].mean())
 
 
-@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("is_binary", [False, True])
-def test_the_focal_loss_is_its_formula(is_binary, gamma):
-    logits, y = batch(is_binary=is_binary)
-    total, count = loss_of(
-        LossOptions(class_weights=WEIGHTS, focal_gamma=gamma), is_binary=is_binary
-    )(logits, y)
-    if is_binary:
-        p = torch.where(y == 1, logits.sigmoid(), 1 - logits.sigmoid())
-        alpha = torch.where(y == 1, torch.tensor(WEIGHTS), 1.0)
-        each, divisor = (-alpha * (1 - p) ** gamma * p.log())[~y.isnan()], (~y.isnan()).sum()
-    else:
-        p, alpha = logits.softmax(1).gather(1, y), torch.tensor(WEIGHTS)[y]
-        each, divisor = -alpha * (1 - p) ** gamma * p.log(), alpha.sum()
-    assert_same(logits, total / count, each.sum() / divisor)
-
-
-@pytest.mark.parametrize("is_binary", [False, True])
-def test_the_focal_loss_has_a_gradient_where_the_model_is_sure(is_binary):
-    logits = torch.tensor([[200.0, -200.0], [-200.0, 200.0]], requires_grad=True)
-    y = torch.tensor([[1.0, 0.0], [1.0, 0.0]]) if is_binary else torch.tensor([[0], [0]])
-    total, _ = loss_of(LossOptions(focal_gamma=0.5), is_binary=is_binary, num_labels=2)(logits, y)
-    (gradient,) = torch.autograd.grad(total, logits)
-    assert not gradient[0].any() and gradient[1].isfinite().all() and gradient[1].abs().min() > 0.5
-
-
 def test_balanced_weights_are_scikit_learns_over_the_training_labels():
     data = class_graph(list(range(25)))
-    weights = LabelLoss(
-        LossOptions(class_weights="balanced"), data, num_labels=3, is_binary=False
-    ).weights
+    weights = LabelLoss("balanced", data, num_labels=3, is_binary=False).weights
     y = data.y[:25, 0].numpy()
     assert weights.tolist() == pytest.approx(
         compute_class_weight("balanced", classes=np.arange(3), y=y)
@@ -112,9 +77,7 @@ def test_balanced_weights_are_scikit_learns_over_the_training_labels():
 def test_balanced_weights_of_tasks_are_negatives_per_positive():
     data = task_graph(list(range(25)))
     data.y[:5, 1] = math.nan
-    weights = LabelLoss(
-        LossOptions(class_weights="balanced"), data, num_labels=2, is_binary=True
-    ).weights
+    weights = LabelLoss("balanced", data, num_labels=2, is_binary=True).weights
     assert weights.tolist() == pytest.approx(
         [float((y == 0).sum() / (y == 1).sum()) for y in data.y[:25].t()]
     )
@@ -151,12 +114,10 @@ def test_the_metric_is_that_without_weights(configure):
     )
     plain, weighted = (
         build.build_task(configure(*TOY, *more), data)
-        for more in ([], ["task.class_weights=balanced", "task.focal_gamma=2"])
+        for more in ([], ["task.class_weights=balanced"])
     )
     assert weighted.scores(None, rows) == plain.scores(None, rows)
-    assert (
-        str(weighted.label_loss).endswith("focal loss with gamma 2") and str(plain.label_loss) == ""
-    )
+    assert str(weighted.label_loss) and str(plain.label_loss) == ""
 
 
 @pytest.mark.parametrize(
@@ -177,24 +138,9 @@ def test_the_metric_is_that_without_weights(configure):
         ),
         (["task.class_weights=2"], "task.class_weights=2 is unknown"),
         (["task.class_weights=[]"], r"task.class_weights=\[\] is unknown"),
-        (["task.label_smoothing=1"], r"task.label_smoothing must be in \[0, 1\), not 1.0"),
-        (["task.focal_gamma=-1"], "task.focal_gamma must be at least 0, not -1.0"),
         (
-            ["task.focal_gamma=2", "task.label_smoothing=0.1"],
-            "task.focal_gamma=2 needs task.label_smoothing=0, since",
-        ),
-        *(
-            (
-                ["task=link", f"task.{option}"],
-                f"task=link needs task.{name}=.*, since it is for labels of nodes and graphs",
-            )
-            for option in (
-                "label_smoothing=0.1",
-                "class_weights=balanced",
-                "class_weights=[1,2]",
-                "focal_gamma=2",
-            )
-            for name in [option.partition("=")[0]]
+            ["task=link", "task.class_weights=balanced"],
+            "task=link needs task.class_weights=null, since it is for labels of nodes and graphs",
         ),
     ],
 )
@@ -233,24 +179,6 @@ CLASSES, TASKS = (
 @pytest.mark.parametrize(
     "y, metric, option, message",
     [
-        (
-            TASKS,
-            "rocauc",
-            "label_smoothing=0.1",
-            "task.label_smoothing=0.1 needs classes; this run learns binary tasks",
-        ),
-        (
-            TASKS,
-            "rmse",
-            "label_smoothing=0.1",
-            "task.label_smoothing=0.1 needs classes; this run learns real values",
-        ),
-        (
-            TASKS,
-            "mae",
-            "focal_gamma=2",
-            "task.focal_gamma=2 needs classes or binary tasks; this run learns real values",
-        ),
         (
             TASKS,
             "rmse",
@@ -304,9 +232,10 @@ def test_options_of_another_kind_than_a_chosen_metric_are_refused_before_the_dat
     configure,
 ):
     with pytest.raises(
-        ValueError, match="task.focal_gamma=1 needs classes or binary tasks; this run learns real"
+        ValueError,
+        match="task.class_weights=balanced needs classes or binary tasks; this run learns real",
     ):
-        build.check(configure("task.metric=mae", "task.focal_gamma=1"))
+        build.check(configure("task.metric=mae", "task.class_weights=balanced"))
 
 
 def test_a_class_is_named_by_its_name():
@@ -314,18 +243,9 @@ def test_a_class_is_named_by_its_name():
     data.y[data.y == 1] = 0
     data.update(pack_names(np.array(["libs", "rare", "games"]), "label_names"))
     with pytest.raises(ValueError, match="class rare does not occur in the training split"):
-        NodeTask(data, loss_options=LossOptions(class_weights="balanced"))
-    weighted = NodeTask(data, loss_options=LossOptions(class_weights=[2.0, 1.0, 5.0]))
+        NodeTask(data, class_weights="balanced")
+    weighted = NodeTask(data, class_weights=[2.0, 1.0, 5.0])
     assert str(weighted.label_loss) == "class weights: 1 (rare) to 5 (games)"
-
-
-def test_whole_graphs_have_these_losses_too():
-    data = task_graph(list(range(20)))
-    data.ptr = torch.arange(41)
-    assert (
-        str(GraphTask(data, loss_options=LossOptions(focal_gamma=2.0)).label_loss)
-        == "focal loss with gamma 2"
-    )
 
 
 @pytest.mark.slow
@@ -340,9 +260,8 @@ def test_a_run_on_whole_graphs_says_what_its_loss_is(tmp_path, configure, caplog
             "model.hidden_channels=8",
             "loader.batch_size=5",
             "task.class_weights=[7]",
-            "task.focal_gamma=2",
         ),
         tmp_path / "run",
     )
     assert summary["data_epochs"] == 1
-    assert "loss: weights of positive labels: 7 (0), focal loss with gamma 2" in caplog.text
+    assert "loss: weights of positive labels: 7 (0)" in caplog.text
