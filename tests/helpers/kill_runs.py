@@ -133,7 +133,7 @@ def kill_and_cut(parent: int, ranks: list[int], folder: Path) -> None:
 
 # What strikes, with which status the command ends, what it says of a phase that is waited for, and its own overrides.
 KILLED, STOPPED, FAILED = -signal.SIGKILL, EXIT_TRY_AGAIN, 1
-WATCHED = "parallel.timeout=10"
+WATCHED = ("parallel.timeout=10",)
 STRIKES: dict[str, tuple[Callable, set[int], str, tuple[str, ...]]] = {
     "kill -9 of a rank": (kill(1), {FAILED}, "", ()),
     "kill -9 of all ranks": (kill(2), {FAILED}, "", ()),

@@ -195,19 +195,19 @@ def _linked(tmp_path, target):
 
 
 def test_a_service_outlives_a_hangup_while_it_opens_and_a_cache_that_is_moved(folder):
-    process = start(folder / "run", "port=0", "host=127.0.0.2")
-    for line in process.stdout:
-        if line.startswith("opening"):
-            process.send_signal(signal.SIGHUP)
-        if found := re.search(r"serving .*, at http://127.0.0.2:(\d+)", line):
-            break
-    while not process.stdout.readline().startswith("serving"):  # again, as the signal asks
-        pass
-    os.rename(folder / "cache", folder / "moved")
-    try:
-        for name, status in (("127.0.0.2", 200), ("localhost", 200), ("evil.example", 403)):
-            assert ask(int(found[1]), to="127.0.0.2", Host=name)[0] == status
-    finally:
-        os.rename(folder / "moved", folder / "cache")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    with start(folder / "run", "port=0", "host=127.0.0.2") as process:
+        for line in process.stdout:
+            if line.startswith("opening"):
+                process.send_signal(signal.SIGHUP)
+            if found := re.search(r"serving .*, at http://127.0.0.2:(\d+)", line):
+                break
+        while not process.stdout.readline().startswith("serving"):  # again, as the signal asks
+            pass
+        os.rename(folder / "cache", folder / "moved")
+        try:
+            for name, status in (("127.0.0.2", 200), ("localhost", 200), ("evil.example", 403)):
+                assert ask(int(found[1]), to="127.0.0.2", Host=name)[0] == status
+        finally:
+            os.rename(folder / "moved", folder / "cache")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
