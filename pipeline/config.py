@@ -416,7 +416,6 @@ class ExplainConfig(AskConfig):
         "Measure, for rows of the test, what the prediction loses without the edges that are "
         "named, and without as many at random.",
     )
-    num_checked: int = key(100, "Number of rows (check=true).", minimum=1)
     examples: int | None = key(
         None,
         "Explain so many right and so many wrong predictions of the test, and write them "

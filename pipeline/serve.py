@@ -32,6 +32,8 @@ TOKEN = "PARALLEL_EPOCHS_TOKEN"
 LEAST_LETTERS = 16
 # Seconds that requests under way have when the service is to end.
 DRAIN_SECONDS = 30
+# Open connections.
+MAX_CLIENTS = 1000
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 # Signals to reload that came before there was a service.
 _hangups: list[int] = []
@@ -152,13 +154,10 @@ def build(asked: ServeConfig, token: str | None, address: str = "127.0.0.1") -> 
     # A page of a browser on this machine must not reach an open service by another name.
     names = LOOPBACK | {asked.host.lower(), address}
     limits = Limits(
-        asked.max_body,
-        asked.max_rows,
-        asked.max_waiting,
-        asked.seconds,
-        token,
-        names if token is None and not asked.insecure else None,
-        asked.max_neighbors,
+        seconds=asked.seconds,
+        token=token,
+        hosts=names if token is None and not asked.insecure else None,
+        max_neighbors=asked.max_neighbors,
     )
     return Service(reopen(), limits, reopen)
 
@@ -190,7 +189,7 @@ def _run(app: "App", listening: socket.socket, asked: ServeConfig) -> None:
         access_log=False,
         server_header=False,
         timeout_keep_alive=max(int(asked.seconds), 1),
-        limit_concurrency=asked.max_clients,
+        limit_concurrency=MAX_CLIENTS,
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)

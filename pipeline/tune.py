@@ -107,9 +107,7 @@ class Worker:
         import optuna
 
         # A function of the trial, the seed and the results so far: the study of one worker can be repeated.
-        self._study.sampler = optuna.samplers.TPESampler(
-            seed=self._options.sampler_seed + trial.number
-        )
+        self._study.sampler = optuna.samplers.TPESampler(seed=trial.number)
         overrides = space.suggest(trial, self._search, self._types)
         trial.set_user_attr("overrides", overrides)
         try:

@@ -66,7 +66,7 @@ RUNS = {
     ],
     "views": [*TOY, "evaluation=views", "evaluation.num_views=3", "evaluation.num_parts=4"],
     "bf16": [*TOY, "train.precision=bf16"],
-    "reference kernel": [*TOY, "kernel=reference", "model.aggr=softmax_sum", "model.learn_y=true"],
+    "reference kernel": [*TOY, "kernel=reference", "model.aggr=softmax_sum"],
     "optimizer": [
         *TOY,
         "train.optimizer=adamw",
@@ -78,7 +78,6 @@ RUNS = {
         *TOY,
         "model.block=dense",
         "model.aggr=power",
-        "model.learn_p=true",
         "model.gradient_checkpointing=true",
     ],
     "digits": ["+experiment=digits", "train.epochs=3"],

@@ -140,17 +140,17 @@ class ModelOptions(GraphOptions):
     learn_p: bool = option(
         False,
         "Whether each convolution learns its own p (power, power_sum and powermean).",
-        when={"aggr": POWER},
+        is_key=False,
     )
     y: float = option(
         0.0,
         "Initial y of the factor degree^sigmoid(y) (softmax_sum and power_sum).",
-        when={"aggr": SCALED},
+        is_key=False,
     )
     learn_y: bool = option(
         False,
         "Whether each convolution learns its own y (softmax_sum and power_sum).",
-        when={"aggr": SCALED},
+        is_key=False,
     )
     msg_norm: bool = option(
         False,
@@ -160,7 +160,7 @@ class ModelOptions(GraphOptions):
     learn_msg_scale: bool = option(
         False,
         "Whether each convolution learns a factor of this scaling (msg_norm=true).",
-        when={"msg_norm": (True,)},
+        is_key=False,
     )
     norm: str = option(
         "layer",
@@ -239,6 +239,7 @@ class RevGNNOptions(ModelOptions):
         True,
         "Whether backward computes each layer's input from its output. Otherwise autograd "
         "keeps all activations.",
+        is_key=False,
     )
 
 

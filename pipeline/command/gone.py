@@ -5,13 +5,20 @@ from typing import Any
 # Version 0.6.0 reads a run with any other value.
 LAST_VERSION = "0.6.0"
 KEYS: dict[str, tuple] = {
+    "baselines.seconds": (),
     "evaluation.smooth": (),
+    "features.device": (),
     "loader.backend": ("native",),
     "loader.pack": ("graphs",),
     "model.knn": (0,),
     "model.knn_dilation": (1,),
     "model.knn_epsilon": (0.0,),
+    "model.learn_msg_scale": (False,),
+    "model.learn_p": (False,),
+    "model.learn_y": (False,),
+    "model.reversible": (),
     "model.tolerance": (0.001,),
+    "model.y": (0.0,),
     "parallel.warn_after": (),
     "partition.num_micro_parts": (0,),
     "partition.prefetch": (),
@@ -25,6 +32,8 @@ KEYS: dict[str, tuple] = {
     "train.step_epochs": (),
     "train.step_factor": (),
     "trainer.early_fraction": (0.25,),
+    "trainer.eval_sample": (0,),
+    "trainer.per_relation": (),
     "trainer.relation_weight": (0.0,),
     "trainer.score_sample": (2000,),
 }

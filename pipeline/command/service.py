@@ -27,8 +27,6 @@ class ServeConfig(OpenConfig):
     insecure: bool = key(
         False, "Listen on an address that other machines reach although no token is asked for."
     )
-    max_body: int = key(8_000_000, "Largest number of bytes in the body of a request.", minimum=1)
-    max_rows: int = key(10_000, "Largest number of rows in a request.", minimum=1)
     max_neighbors: int | None = key(
         None,
         "Largest number of edges of a known node, drawn by a hash, from which a "
@@ -36,13 +34,6 @@ class ServeConfig(OpenConfig):
         "Default: all edges.",
         minimum=1,
     )
-    max_waiting: int = key(
-        256,
-        "Largest number of requests that wait for a computation. Further ones are answered by "
-        "status 503.",
-        minimum=1,
-    )
-    max_clients: int = key(1000, "Largest number of open connections.", minimum=1)
     seconds: float = key(
         30.0,
         "Longest time for a client to send a request, and for an answer to be computed.",

@@ -45,26 +45,16 @@ class TuneConfig:
     trials: int = keys.key(
         20, "Number of trials of the study, including those of other workers.", minimum=1
     )
-    pruner: str = keys.key(
-        "median",
-        "Which trials are stopped early. median: trials whose metric is below the median "
-        "of the others at the same epoch. hyperband: those that Hyperband stops. none: no "
-        "trial.",
-        choices=("median", "hyperband", "none"),
-    )
-    startup_trials: int = keys.key(
-        5, "Number of trials that must finish before the median stops a trial.", minimum=1
-    )
-    warmup_epochs: int = keys.key(
-        0, "Number of epochs that a trial trains before the median may stop it.", minimum=0
-    )
     trust: bool = keys.key(
         False,
         "Continue a study whose study.journal names Hydra's keys, or a class that you have "
         "not named in a command of your own (model=custom). Both can run code that the study's "
         "author chose.",
     )
-    sampler_seed: int = keys.key(0, "Seed of the sampler (TPE).", minimum=0, below=2**31)
+
+
+# Keys that studies of earlier versions have.
+GONE = ("pruner", "startup_trials", "warmup_epochs", "sampler_seed")
 
 
 @dataclass(frozen=True)
@@ -171,12 +161,7 @@ def open_study(given: dict, search: Search) -> tuple[Any, Search, TuneConfig]:
         found = to_options({**options, "trust": False, **given})
         kept = {**dataclasses.asdict(found), "study": str(folder), "trust": False}
         study.set_user_attr("options", kept)
-    if found.pruner == "median":
-        study.pruner = optuna.pruners.MedianPruner(found.startup_trials, found.warmup_epochs)
-    elif found.pruner == "hyperband":
-        study.pruner = optuna.pruners.HyperbandPruner()
-    else:
-        study.pruner = optuna.pruners.NopPruner()
+    study.pruner = optuna.pruners.MedianPruner()
     if is_typed and search != known:
         values = (f"{key}={values}" for key, values in known.space.items())
         raise ValueError(
@@ -199,7 +184,11 @@ def _read_study(storage: "JournalStorage") -> tuple[Search | None, dict]:
     if "search" not in attributes:
         return None, {}
     search = Search(**attributes["search"])
-    options = dict(attributes.get("options", {}))
+    options = {
+        name: value
+        for name, value in dict(attributes.get("options", {})).items()
+        if name not in GONE
+    }
     texts = [*search.fixed, *search.space, *search.space.values(), *options]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError

@@ -209,8 +209,8 @@ class TaskConfig:
     base_seconds: keys.Number = key(
         keys.AUTO,
         "Number of seconds that all simple methods together may take, by an "
-        "estimate (base=auto). auto: a fifth of the network's time, 1 at least and 3 "
-        "times baselines.seconds at most; a run that is resumed keeps what it began with.",
+        "estimate (base=auto). auto: a fifth of the network's time, 1 at least and 180 at most; a "
+        "run that is resumed keeps what it began with.",
         minimum=0.0,
         may_be_auto=True,
         when={"task.base": ("auto",)},
@@ -348,13 +348,6 @@ class FeaturesConfig:
     optimizer: str = key(
         "sparse_adam",
         "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",
-        when=TABLE,
-    )
-    device: str = key(
-        "auto",
-        "Where the table lies: auto, on the device of the model; cpu, in the memory of the "
-        "machine.",
-        choices=("auto", "cpu"),
         when=TABLE,
     )
 
@@ -637,19 +630,6 @@ RULES = (
 
 
 @dataclass
-class BaselinesConfig:
-    """How long simple methods may take."""
-
-    seconds: float = key(
-        60.0,
-        "Number of seconds that each simple method may take on one core, by an estimate that "
-        "does not depend on the machine. A method that needs more takes fewer trees or rows, or is "
-        "left out.",
-        above=0,
-    )
-
-
-@dataclass
 class GNNConfig(RunConfig):
     """A run of trainer=gnn."""
 
@@ -675,7 +655,6 @@ class GNNConfig(RunConfig):
     model: ModelConfig = field(default_factory=MODEL_SCHEMAS["deepergcn"])
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    baselines: BaselinesConfig = field(default_factory=BaselinesConfig)
     tune: TuneConfig = field(default_factory=TuneConfig)
 
     def __post_init__(self) -> None:

@@ -236,7 +236,7 @@ def measure(setup: Setup) -> Footprint:
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     ranks = config.parallel.num_ranks > 1  # the gradients once more, side by side
     state = (4 + ranks + bool(config.train.ema)) * weights
-    if config.learned_channels and (device.type == "cpu" or config.features.device == "auto"):
+    if config.learned_channels:
         state += (
             num_nodes
             * config.features.channels

@@ -137,7 +137,7 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
         init=features.init,
         seed=config.seed,
         ranges=ranges,
-        device=torch.device("cpu") if features.device == "cpu" else device,
+        device=device,
     )
 
 

@@ -341,13 +341,10 @@ def build_probe(
     device: torch.device = torch.device("cpu"),
 ) -> TripleProbe:
     """Build what ranks the triples of each split, on the device of the tables."""
-    options = config.trainer
     return TripleProbe(
         split_triples(data),
         data.num_nodes,
         data.num_relations,
-        valid_sample=options.eval_sample,
-        relation_names=relation_names(data) if options.per_relation else None,
         seed=config.seed,
         device=device,
         ranks=ranks,

@@ -108,13 +108,6 @@ class KnowledgeTrainerConfig(TrainerConfig):
         "Final learning rate as a fraction of train.lr. The learning rate changes linearly.",
         minimum=0,
     )
-    eval_sample: int = key(
-        0,
-        "Number of validation triples that an evaluation ranks, always the same ones. 0: all. "
-        "All test triples are ranked once, at the end.",
-        minimum=0,
-    )
-    per_relation: bool = key(False, "Also score each relation of the test split.")
 
 
 @dataclass

@@ -117,8 +117,7 @@ def evaluate(run: SavedRun[KnowledgeConfig], asked: EvaluateConfig) -> dict[str,
     """Compute the filtered ranks of a checkpoint, and save its vectors if asked to.
 
     Returns:
-        See :class:`pipeline.knowledge.ranking.TripleProbe`; of each relation too if the run has
-        ``trainer.per_relation``.
+        See :class:`pipeline.knowledge.ranking.TripleProbe`.
 
     Raises:
         ValueError: see :func:`restore`; a format that nothing writes.

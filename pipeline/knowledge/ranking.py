@@ -197,8 +197,6 @@ class TripleProbe:
     Args:
         splits: the triples of training, validation and test, each [num_triples, 3].
         sample: triples of training that are ranked, drawn once.
-        valid_sample: triples of validation that an evaluation ranks; 0: all.
-        relation_names: for the scores of each relation; none: none.
         device: of the scores.
         ranks: each of them ranks its share of the triples.
         stop: asks for an end after the batch in hand.
@@ -211,28 +209,20 @@ class TripleProbe:
         num_relations: int,
         *,
         sample: int = 1000,
-        valid_sample: int = 0,
-        relation_names: list[str] | None = None,
         seed: int = 0,
         device: torch.device = torch.device("cpu"),
         ranks: Ranks = Ranks(),
         stop: StopRequest | None = None,
     ):
-        self._splits, self._names, self._ranks, self._stop = (
-            splits,
-            relation_names,
-            ranks,
-            stop or StopRequest(),
-        )
+        self._splits, self._ranks, self._stop = splits, ranks, stop or StopRequest()
         self._ranking = Ranking(
             torch.cat(list(splits.values())).to(device), num_entities, num_relations
         )
         self._num_relations = num_relations
         self._chosen = {split: splits[split] for split in ("train", "valid")}
-        for split, size in (("train", sample), ("valid", valid_sample)):
-            if 0 < size < len(splits[split]):
-                chosen = stream(f"ranked {split}", seed).permutation(len(splits[split]))[:size]
-                self._chosen[split] = splits[split][torch.from_numpy(chosen)]
+        if sample < len(splits["train"]):
+            chosen = stream("ranked train", seed).permutation(len(splits["train"]))[:sample]
+            self._chosen["train"] = splits["train"][torch.from_numpy(chosen)]
 
     def __call__(self, score_all: ScoreAll) -> dict[str, float]:
         """Compute the filtered MRR of training and validation, and ``valid_mr`` and ``valid_hits@k``.
@@ -252,9 +242,6 @@ class TripleProbe:
     def test(self, score_all: ScoreAll) -> dict[str, float]:
         """Compute the filtered MRR of the test, its ``mr``, ``hits@k``, ``mrr@heads`` and ``mrr@tails``.
 
-        There is ``mrr@valid`` too where an evaluation ranks a sample of the validation triples: that of all of them;
-        and ``mrr@NAME`` for each relation of the test, if asked for.
-
         Raises:
             Stopped: on all ranks, if one of them was asked to stop.
         """
@@ -265,14 +252,6 @@ class TripleProbe:
             f"mrr@{side}": summarise(test[:, column])["mrr"]
             for column, side in enumerate(("heads", "tails"))
         }
-        if len(self._chosen["valid"]) < len(self._splits["valid"]):
-            scores["mrr@valid"] = summarise(self._rank(score_all, self._splits["valid"]))["mrr"]
-        if self._names is not None:
-            relation = self._splits["test"][:, 1]
-            scores |= {
-                f"mrr@{self._names[number]}": summarise(test[relation == number])["mrr"]
-                for number in relation.unique().tolist()
-            }
         return scores
 
     def _rank(self, score_all: ScoreAll, triples: Tensor) -> Tensor:

@@ -181,7 +181,6 @@ ROWS: dict[str, list[str]] = {
     "cluster: softmax_sum, checkpointing": [
         *TOY,
         "model.aggr=softmax_sum",
-        "model.learn_y=true",
         "model.gradient_checkpointing=true",
     ],
     "cluster: on disk": [*TOY, "data.on_disk=true", "data.propagate=2", "evaluation=views"],

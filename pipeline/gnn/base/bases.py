@@ -19,7 +19,7 @@ from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.summaries import MARKS, NO_MARKS
 from parallel_epochs.pipeline.gnn import estimate
-from parallel_epochs.pipeline.gnn.base.fit import Base, fit_base
+from parallel_epochs.pipeline.gnn.base.fit import SECONDS, Base, fit_base
 from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, fit_link_base
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
@@ -37,9 +37,8 @@ log = logging.getLogger(__name__)
 AnyBase = TypeVar("AnyBase", Base, LinkBase)
 # Raise it when the methods score otherwise, so that they are fitted again.
 FORMAT, LINKS_FORMAT = 11, 4
-# All simple methods may take this part of the network's time, at least so many seconds, and at most so many times what
-# one of them may take.
-PART, FEWEST_SECONDS, MOST_TIMES = 0.2, 1, 3
+# All simple methods may take this part of the network's time, and a number of seconds between these.
+PART, FEWEST_SECONDS, MOST_SECONDS = 0.2, 1, 3 * SECONDS
 # A method is chosen for so many nodes, or whole graphs, at most.
 MOST_NODES = 300_000
 
@@ -67,7 +66,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
         if verify:
             log.info("no simple method (task.base=auto): %s", reason)
         return None
-    seconds = config.task.base_seconds if is_chosen else config.baselines.seconds
+    seconds = config.task.base_seconds if is_chosen else SECONDS
     if isinstance(task, LinkTask):
         seconds = float(seconds)
         asked: list = [LINKS_FORMAT, seconds, task.metric, task.test_data is not None]
@@ -161,11 +160,11 @@ def settle(config: GNNConfig, data: Graph) -> dict[str, float]:
         or config.why_no_base()
     ):
         return {}
-    num_ranked, most = 0, MOST_TIMES * config.baselines.seconds
+    num_ranked = 0
     if config.predicts_links and ranks_at(config.task.metric or data.metric):
         num_ranked = (len(data.valid_pairs) + len(data.test_pairs)) * data.num_nodes
     whole = estimate.seconds_of_training(config, *size_of_pass(data), num_ranked)
-    return {"task.base_seconds": float(min(most, max(FEWEST_SECONDS, round(PART * whole))))}
+    return {"task.base_seconds": float(min(MOST_SECONDS, max(FEWEST_SECONDS, round(PART * whole))))}
 
 
 def _why_not(data: Graph, task: Task) -> str | None:

@@ -413,8 +413,7 @@ def _most_rows(inputs: Inputs, seconds: float) -> int:
     )
     if most < num:
         log.info(
-            "simple methods: linear models are fitted to %s of %s training rows, drawn at random "
-            "(baselines.seconds)",
+            "simple methods: linear models are fitted to %s of %s training rows, drawn at random",
             f"{most:,}",
             f"{num:,}",
         )

@@ -132,9 +132,7 @@ def refuse_long(inputs: Inputs, num_steps: int) -> None:
     """
     seconds = OF_MESSAGE * num_steps * inputs.data.num_edges * inputs.task.out_channels
     if seconds > inputs.seconds:
-        raise TooLong(
-            f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s (baselines.seconds)"
-        )
+        raise TooLong(f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s")
 
 
 def predict_many_steps(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.gnn.base.fit import SECONDS
 from parallel_epochs.pipeline.gnn.base.walks import find_walks, matrix_of, seconds_of_ease
 from parallel_epochs.pipeline.gnn.predict.ranking import Links, score_split
 from parallel_epochs.pipeline.names import SPLITS
@@ -12,13 +13,13 @@ from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 
 def of_rankings(
-    links: Links, metric: str, seconds: float, data: Data | None = None
+    links: Links, metric: str, data: Data | None = None, seconds: float = SECONDS
 ) -> Iterator[Baseline]:
     """Rank by each simple method, and score it; the methods know the training links alone.
 
     Args:
-        seconds: that a method may take, by an estimate that does not depend on the machine.
         data: the graph, for methods that read more than the links.
+        seconds: that a method may take, by an estimate that does not depend on the machine.
     """
     matrix, left = matrix_of(links.answers("train"), links.num_nodes), seconds
     num_sources = sum(len(links.answers(split)[:, 0].unique()) for split in SPLITS[1:])

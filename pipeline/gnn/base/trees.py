@@ -65,7 +65,7 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
             if best is None or score > best[0]:
                 best = score, parts, fit, noun, num_trees
     if best is None:
-        raise TooLong(f"trees would take longer than {inputs.seconds:.3g} s (baselines.seconds)")
+        raise TooLong(f"trees would take longer than {inputs.seconds:.3g} s")
     _, parts, fit, noun, num_trees = best
     of = GRAPHS[parts] if inputs.are_graphs else f"columns ({', '.join(parts)})"
     yield Method(

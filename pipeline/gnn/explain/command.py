@@ -15,6 +15,8 @@ from parallel_epochs.pipeline.run.seeds import stream
 
 # Draws of random edges of a row, whose losses are averaged.
 DRAWS = 5
+# Rows of the test that check=true explains, at most.
+NUM_CHECKED = 100
 
 
 def explain(run: SavedRun[GNNConfig], asked: ExplainConfig) -> None:
@@ -69,7 +71,7 @@ def check(warm: Warm, asked: ExplainConfig) -> str:
     """
     rng, top, rows, num_few = stream("explanations", 0), asked.top, list[tuple](), 0
     for row in rng.permutation(warm.test_rows).tolist():
-        if len(rows) == asked.num_checked:
+        if len(rows) == NUM_CHECKED:
             break
         pulse.renew()
         found = compare(warm.explainer, row, top, rng)

@@ -42,7 +42,7 @@ class GraphKind(LabelKind):
         }
 
     def baselines(self, data: Data, task: GraphTask) -> Iterator[Baseline]:
-        return of_labels(data, task, self.config.baselines.seconds)
+        return of_labels(data, task)
 
     def num_rows(self, data: Data) -> int:
         return len(data.ptr) - 1

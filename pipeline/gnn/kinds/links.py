@@ -130,7 +130,7 @@ class LinkKind(Kind):
 
     def baselines(self, data: Data, task: LinkTask) -> Iterator[Baseline]:
         if task.links is not None:
-            return of_rankings(task.links, task.metric, self.config.baselines.seconds, data)
+            return of_rankings(task.links, task.metric, data)
         return of_links(data, task)
 
     def record(

@@ -39,7 +39,7 @@ class NodeKind(LabelKind):
             )
 
     def baselines(self, data: Data, task: NodeTask) -> Iterator[Baseline]:
-        return of_labels(data, task, self.config.baselines.seconds)
+        return of_labels(data, task)
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         found, own = super().tensors(predicted), self._labelled(predicted.graph)

@@ -633,9 +633,7 @@ def test_a_method_that_would_take_too_long_is_left_out(configure, tmp_path, capl
     setup = building.open_graph(
         configure(*write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3))
     ).parts[0]
-    with pytest.raises(
-        ValueError, match="task.base=trees: trees would take longer than 1e-09 s .baselines.seconds"
-    ):
+    with pytest.raises(ValueError, match="task.base=trees: trees would take longer than 1e-09 s"):
         fit_base(setup.data, setup.task, "trees", seconds=1e-9)
     assert fit_base(setup.data, setup.task, "auto", seconds=1e-9).name != "trees"
     assert "task.base=trees is left out: trees would take longer" in caplog.text

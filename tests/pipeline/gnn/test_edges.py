@@ -356,7 +356,6 @@ def test_new_edges_also_of_new_nodes_are_predicted_from_the_known_labels_of_the_
             "train.epochs=2",
             LABEL,
             f"task.base={base}",
-            "baselines.seconds=20",
             *["task.candidate=offset"] * (base != "none"),
         ]
     )

@@ -263,9 +263,10 @@ def test_examples_are_explained_for_the_report(train):
     assert f"{record['wrong'][0]['id']}: predicted" in shown
 
 
-def test_named_edges_are_compared_with_random_ones_at_the_same_distance(train):
+def test_named_edges_are_compared_with_random_ones_at_the_same_distance(train, monkeypatch):
+    monkeypatch.setattr(command, "NUM_CHECKED", 3)
     warm = train(model="deepergcn")._open()
-    asked = ExplainConfig(run="it", check=True, top=2, num_checked=3)
+    asked = ExplainConfig(run="it", check=True, top=2)
     found = command.check(warm, asked)
     assert found == command.check(warm, asked)
     first, named, near = found.splitlines()

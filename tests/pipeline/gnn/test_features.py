@@ -131,7 +131,7 @@ def test_a_step_takes_memory_for_the_rows_that_it_touches(num_ranks):
             pytest.param(overrides, marks=pytest.mark.slow)
             for overrides in (
                 ["partition=whole", "features.concat=true", "train.precision=bf16"],
-                [*NEIGHBOR, "evaluation=neighbor", "train.label_input=0.5", "features.device=cpu"],
+                [*NEIGHBOR, "evaluation=neighbor", "train.label_input=0.5"],
                 [
                     "model=revgnn",
                     "model.num_groups=2",

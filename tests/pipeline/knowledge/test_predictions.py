@@ -33,7 +33,6 @@ TOY = [
     "trainer.batch_size=200",
     "train.epochs=4",
     "train.eval_every=2",
-    "trainer.per_relation=true",
 ]
 NEGATIVES = [
     "trainer.model=rotate",
@@ -144,7 +143,7 @@ def test_equal_scores_are_in_the_order_of_the_entities_and_few_are_left():
 def runs(tmp_path_factory):
     """A run of each loss."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, overrides in (("all", ["trainer.eval_sample=40"]), ("drawn", NEGATIVES)):
+    for name, overrides in (("all", []), ("drawn", NEGATIVES)):
         train(
             cli.compose_config([*TOY, *overrides, f"cache_dir={folder / 'cache'}"]), folder / name
         )
@@ -161,9 +160,6 @@ def test_the_metrics_of_a_run_are_those_of_its_summary(name, runs, tmp_path, cap
         scores[key] == value for key, value in summary["scores"].items()
     )
     assert scores["test"] == summary["test"] and scores["valid"] == summary["best_valid"]
-    assert sum(key.startswith("mrr@*") for key in scores) > 3 and ("mrr@valid" in scores) == (
-        name == "all"
-    )
     assert (
         "test mrr" in caplog.text and "hits@10 " in caplog.text and (tmp_path / "v.npy").is_file()
     )

@@ -227,14 +227,13 @@ def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
 )
 def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
     summary = train(
-        configure(*TOY, *overrides, "train.eval_every=20", "trainer.per_relation=true"),
+        configure(*TOY, *overrides, "train.eval_every=20"),
         tmp_path / "run",
     )
     assert summary["test"] > at_least and summary["metric"] == "mrr"
     scores = summary["scores"]
     assert scores["hits@1"] <= summary["test"] <= scores["hits@10"] <= 1 <= scores["mr"] < 20
     assert summary["test"] == pytest.approx((scores["mrr@heads"] + scores["mrr@tails"]) / 2)
-    assert sum(name.startswith("mrr@*") for name in scores) > 3
 
 
 @pytest.mark.slow
@@ -281,8 +280,8 @@ def test_a_loss_that_is_no_number_ends_the_run_before_the_tables_move(
     assert torch.equal(*(getattr(table, "entities", table) for table in tables_of_last))
 
 
-def test_the_learning_rate_falls_and_a_sample_validates(configure, tmp_path):
-    config = configure(*TOY, *ALL, "trainer.last_lr=0.5", "trainer.eval_sample=20")
+def test_the_learning_rate_falls(configure, tmp_path):
+    config = configure(*TOY, *ALL, "trainer.last_lr=0.5")
     data = build.open_graph(config).data
     with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
         rates = []
@@ -485,7 +484,7 @@ def _sizes(config):
             ],
             [],
         ),
-        (["trainer.n3=0.1", "trainer.eval_sample=3", "trainer.batch_size=7", "trainer.dim=8"], []),
+        (["trainer.n3=0.1", "trainer.batch_size=7", "trainer.dim=8"], []),
     ],
 )
 def test_keys_that_do_nothing_are_named(overrides, idle, configure):

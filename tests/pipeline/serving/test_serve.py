@@ -89,7 +89,7 @@ def ask(port, route="/predict", content=None, *, to="127.0.0.1", **headers):
 
 
 def test_hanging_clients_and_long_bodies_stop_nobody(folder):
-    with served(folder / "run", "seconds=1", "max_body=1000") as (_, port), ExitStack() as stack:
+    with served(folder / "run", "seconds=1") as (_, port), ExitStack() as stack:
         hanging = []
         for begin in (
             b"",
