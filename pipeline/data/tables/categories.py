@@ -3,12 +3,12 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import pandas as pd
 
 from parallel_epochs.pipeline.data.node_names import number_names
+from parallel_epochs.pipeline.data.tables.columns import NodeColumns
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
 from parallel_epochs.pipeline.run.errors import DamagedFile
@@ -65,11 +65,9 @@ def number_values(
 
 
 def read(
-    db: Database,
     source: Source,
-    columns: Sequence[str],
+    keys: NodeColumns,
     *,
-    limit: int,
     refuse_empty: bool,
     known: Sequence[Sequence[str]] | None = None,
     unknown: str = "error",
@@ -77,7 +75,7 @@ def read(
     """Number the values of columns of categories, which are ``category0``... in the table of nodes.
 
     Args:
-        limit: the largest number of different values of a column.
+        keys: name the columns, and the largest number of different values of one.
         refuse_empty: whether an empty cell is an error; it is in no category otherwise.
         known: the values of each column of the tables of a training, in the order of their numbers; none: those of
             this table.
@@ -89,7 +87,7 @@ def read(
     Raises:
         ValueError: names the file, the column and what is wrong with it.
     """
-    values, notes = list[list[str]](), []
+    values, notes, columns = list[list[str]](), [], keys.categories
     if known is not None and len(known) != len(columns):
         raise DamagedFile(
             f"what the run learned of its tables is damaged: it has {len(known)} columns of categories, "
@@ -99,17 +97,16 @@ def read(
         cell = f"category{place}"
         if known is not None:
             names = known[place]
-            notes += use_values(db, source, cell, column, f"categories{place}", names, unknown)
+            notes += use_values(source, cell, column, f"categories{place}", names, unknown)
         else:
-            names = _number_column(db, source, cell, column, place, limit)
-        ((empty,),) = db.execute(
+            names = _number_column(source, cell, column, place, keys.max_categories)
+        ((empty,),) = source.db.execute(
             f"SELECT count(*) - count(class) FROM nodes LEFT JOIN categories{place} ON {cell} = name"
         )
         values.append(list(names))
         notes.append(f"{column}: {count(len(names), 'category', 'categories')}")
         if empty and refuse_empty:
             source.refuse_empty(
-                db,
                 column,
                 f"coalesce({source.text(column)} NOT IN "
                 f"(SELECT name FROM categories{place}), true)",
@@ -120,11 +117,11 @@ def read(
     return values, notes
 
 
-def _number_column(
-    db: Database, source: Source, cell: str, column: str, place: int, limit: int
-) -> list[str]:
+def _number_column(source: Source, cell: str, column: str, place: int, limit: int) -> list[str]:
     """Number the values of a column, and refuse too many or none."""
-    ((size,),) = db.execute(f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories")
+    ((size,),) = source.db.execute(
+        f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories"
+    )
     if size > limit:
         raise ValueError(
             f"{source.name}: column {column} holds {size:,} different values, which would be as many "
@@ -132,7 +129,7 @@ def _number_column(
             "column as one of data.nodes.text_tags, which shares columns among values, or of "
             "data.nodes.features if it holds numbers"
         )
-    names = number_values(db, cell, f"categories{place}")
+    names = number_values(source.db, cell, f"categories{place}")
     if not len(names):
         raise ValueError(
             f"{source.name}: column {column} is empty in every row. Leave it out of "
@@ -142,7 +139,6 @@ def _number_column(
 
 
 def use_values(
-    db: Database,
     source: Source,
     cell: str,
     column: str,
@@ -163,10 +159,10 @@ def use_values(
     Raises:
         ValueError: there is another value, and `unknown` is "error".
     """
-    number_values(db, cell, table, known, is_closed=True)
+    number_values(source.db, cell, table, known, is_closed=True)
     are_numbers = pd.to_numeric(pd.Series(known, dtype=object), errors="coerce").notna().all()
     is_value = f"lower(trim({cell})) <> 'nan'" if are_numbers else "true"
-    found = db.execute(
+    found = source.db.execute(
         f"SELECT {cell}, count(*), sum(count(*)) OVER (), min(number) FROM nodes ANTI JOIN "
         f"{table} ON {cell} = name WHERE {cell} IS NOT NULL AND {is_value} "
         f"GROUP BY {cell} ORDER BY 4 LIMIT 1"
@@ -178,13 +174,12 @@ def use_values(
         ]
     if found:
         ((value, times, _, _),) = found
-        name, row, _ = cast(
-            tuple, source.first_row(db, f"{source.text(column)} = {literal(value)}")
-        )
-        raise ValueError(
-            f"{name}: row {row}, column {column} holds {value!r}, a category that the "
-            f"training did not see; {count(times, 'row')} in all {'has' if times == 1 else 'have'} it. "
-            "Empty such cells, set data.unknown=empty, or train with rows of this category"
+        source.refuse(
+            column,
+            f"{source.text(column)} = {literal(value)}",
+            ", a category that the training did not see",
+            f"; {count(times, 'row')} in all {'has' if times == 1 else 'have'} it. Empty such cells, set "
+            "data.unknown=empty, or train with rows of this category",
         )
     return []
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parallel_epochs.pipeline.data.tables import heads
-from parallel_epochs.pipeline.data.tables.source import NESTED, open_source
+from parallel_epochs.pipeline.data.tables.source import is_nested, open_source
 from parallel_epochs.pipeline.data.tables.sql import Database, quote
 from parallel_epochs.pipeline.run.words import count, listed
 
@@ -21,10 +21,6 @@ FILLERS = {"table", "tbl", "dim", "fact", "dataset", "data"}
 # Parts of the cells: different ones in a column of ids; known ids in a column with a name that is alike, or is not.
 UNIQUE, ALIKE, OTHERS = 0.95, 0.5, 0.9
 MOST_CATEGORIES, FEWEST_WORDS = 256, 2.5
-# Numbers that one query counts. Its time grows with their square.
-COUNTED = 240
-# A number or an amount of money with marks between its digits.
-AMOUNT = r"[-+]?[$€£]?\s?[0-9]+([.,][0-9]{3})*([.,][0-9]+)?\s?[$€£]?"
 # More whole numbers than these are values to predict, and no classes.
 MOST_CLASSES = 50
 KINDS = {
@@ -35,6 +31,35 @@ KINDS = {
     "text_chars": "names",
     "text_tags": "tags",
 }
+
+
+# The fields of a column, behind its name: which key reads it, whether it has few different values, whether all cells are
+# whole numbers, and what these cells are. An amount is a number or money with marks between its digits.
+COUNTS = rf"""SELECT CASE
+    WHEN filled = 0 THEN 'is empty'
+    WHEN different = 1 THEN 'has the same value in every row'
+    WHEN numbers = filled THEN 'features'
+    WHEN dates = filled THEN 'dates'
+    WHEN amounts = filled AND amount <> '' THEN 'holds numbers such as ' || amount ||
+        '. They are read if they have digits and a decimal point alone'
+    WHEN tagged * 4 > filled THEN 'text_tags'
+    WHEN words >= {FEWEST_WORDS} THEN 'text'
+    WHEN is_few THEN 'categories'
+    WHEN different <= {UNIQUE} * filled THEN 'text_chars'
+    ELSE 'has another value in almost every row' END,
+    is_few, filled > 0 AND whole = filled, filled, different, is_text, filled = whole,
+    coalesce(least, 0) >= 0 AND coalesce(most, 0) > 100 * greatest(coalesce(middle, 0), 1),
+    filled > 0 AND (whole = filled OR is_text AND words < {FEWEST_WORDS})
+FROM (SELECT *, numbers < filled AND dates < filled AS is_text,
+    different <= least({MOST_CATEGORIES}, greatest({{num_rows}} // 4, 2)) AS is_few
+FROM (SELECT count(c) AS filled, count(DISTINCT c) AS different, count(*) FILTER (isfinite(x)) AS numbers,
+    count(*) FILTER (regexp_full_match(c, '[-+]?[0-9]{{{{1,18}}}}')) AS whole,
+    count(TRY_CAST(c AS TIMESTAMPTZ)) AS dates, count(*) FILTER (contains(c, '|')) AS tagged,
+    avg(len(string_split_regex(trim(c), '\s+'))) AS words, min(x) AS least, median(x) AS middle, max(x) AS most,
+    count(*) FILTER (regexp_full_match(trim(c),
+        '[-+]?[$€£]?\s?[0-9]+([.,][0-9]{{{{3}}}})*([.,][0-9]+)?\s?[$€£]?')) AS amounts,
+    min(c) FILTER (x IS NULL) AS amount
+FROM (SELECT {{cell}} AS c, TRY_CAST({{cell}} AS DOUBLE) AS x FROM {{table}})))"""
 
 
 @dataclass(frozen=True)
@@ -235,92 +260,24 @@ def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
 def _profile(db: Database, place: int, path: Path) -> Table:
     """Count the cells of a table, which the database keeps as texts."""
     source = open_source(db, f"table {path.name}", path, None)
-    nested = [kind.startswith(NESTED) or kind.endswith("]") for kind in source.columns.values()]
+    lists = [name for name, kind in source.columns.items() if is_nested(kind)]
     cells = [
-        "NULL" if is_nested else source.text(name)
-        for name, is_nested in zip(source.columns, nested)
+        f"{'NULL' if name in lists else source.text(name)} AS {quote(name)}"
+        for name in source.columns
     ]
-    chosen = ", ".join(f"{cell} AS {quote(name)}" for cell, name in zip(cells, source.columns))
-    db.stage(f"t{place}", f"SELECT {chosen} FROM {source.relation}", "reading the tables")
-    parts = [
-        part
-        for cell in map(quote, source.columns)
-        for part in (
-            f"count({cell})",
-            f"count(DISTINCT {cell})",
-            f"count(*) FILTER (isfinite(TRY_CAST({cell} AS DOUBLE)))",
-            f"count(*) FILTER (regexp_full_match({cell}, '[-+]?[0-9]{{1,18}}'))",
-            f"count(TRY_CAST({cell} AS TIMESTAMPTZ))",
-            f"count(*) FILTER (contains({cell}, '|'))",
-            f"avg(len(string_split_regex(trim({cell}), '\\s+')))",
-            f"min(TRY_CAST({cell} AS DOUBLE))",
-            f"median(TRY_CAST({cell} AS DOUBLE))",
-            f"max(TRY_CAST({cell} AS DOUBLE))",
-            f"count(*) FILTER (regexp_full_match(trim({cell}), '{AMOUNT}'))",
-            f"min({cell}) FILTER (TRY_CAST({cell} AS DOUBLE) IS NULL)",
-        )
-    ]
+    db.stage(f"t{place}", f"SELECT {', '.join(cells)} FROM {source.relation}", "reading the tables")
     ((num_rows,),) = db.execute(f"SELECT count(*) FROM t{place}", "counting rows")
-    found = [
-        value
-        for start in range(0, len(parts), COUNTED)
-        for value in db.execute(
-            f"SELECT {', '.join(parts[start : start + COUNTED])} FROM t{place}", "counting cells"
-        )[0]
-    ]
-    counts = zip(source.columns, nested, *(found[number::12] for number in range(12)))
-    columns = {
-        name: _describe(
-            name, num_rows, "holds lists" if is_nested else "", [value or 0 for value in values]
-        )
-        for name, is_nested, *values in counts
-    }
+    columns = {}
+    for name in source.columns:
+        query = COUNTS.format(cell=quote(name), table=f"t{place}", num_rows=num_rows)
+        (found,) = db.execute(query, "counting cells")
+        kind, is_few, is_id, *counts = found
+        if name in lists:
+            kind = "holds lists"
+        elif is_id and ID.search(name):
+            kind = "categories" if is_few else "holds ids of no table that is here"
+        columns[name] = Column(name, kind, *counts)
     return Table(_stem(path), path.name, num_rows, columns)
-
-
-def _describe(name: str, num_rows: int, kind: str, counts: list) -> Column:
-    """Tell what a column holds, by the numbers of its cells."""
-    filled, distinct, numbers, whole, dates, tagged, words, least, middle, most, amounts, amount = (
-        counts
-    )
-    is_text, is_few = (
-        numbers < filled and dates < filled,
-        distinct <= min(MOST_CATEGORIES, max(num_rows // 4, 2)),
-    )
-    if not kind and ID.search(name) and 0 < filled == whole:
-        kind = "categories" if is_few else "holds ids of no table that is here"
-    if not kind:
-        kind = (
-            "is empty"
-            if not filled
-            else "has the same value in every row"
-            if distinct == 1
-            else "features"
-            if numbers == filled
-            else "dates"
-            if dates == filled
-            else f"holds numbers such as {amount}. They are read if they have digits and a decimal point alone"
-            if amount and amounts == filled
-            else "text_tags"
-            if tagged * 4 > filled
-            else "text"
-            if words >= FEWEST_WORDS
-            else "categories"
-            if is_few
-            else "text_chars"
-            if distinct <= UNIQUE * filled
-            else "has another value in almost every row"
-        )
-    return Column(
-        name,
-        kind,
-        filled,
-        distinct,
-        is_text,
-        filled == whole,
-        least >= 0 and most > 100 * max(middle, 1),
-        filled > 0 and (whole == filled or is_text and words < FEWEST_WORDS),
-    )
 
 
 def _link(db: Database, tables: list[Table], place: int, column: Column) -> None:

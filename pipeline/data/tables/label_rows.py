@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
-from parallel_epochs.pipeline.data.tables.columns import EventColumns
-from parallel_epochs.pipeline.data.tables.heads import require
+from parallel_epochs.pipeline.data.tables.columns import ROW, EventColumns, NodeColumns
 from parallel_epochs.pipeline.data.tables.label_table import (
     AGE,
     RELATION,
@@ -21,7 +20,13 @@ from parallel_epochs.pipeline.data.tables.label_table import (
     TYPE,
     RowTable,
 )
-from parallel_epochs.pipeline.data.tables.schema import NodeTable, Settings, TableSchema
+from parallel_epochs.pipeline.data.tables.schema import (
+    EdgeTable,
+    NodeTable,
+    Settings,
+    TableSchema,
+    is_made,
+)
 from parallel_epochs.pipeline.data.tables.source import Source, open_source
 from parallel_epochs.pipeline.data.tables.sql import Database, quote
 from parallel_epochs.pipeline.names import ROW_SEPARATOR
@@ -80,7 +85,7 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
         if db.has("made"):
             return
         cells = {
-            name: sources[name].time(db, own.time, "data.edges.time", may_be_empty=False)
+            name: sources[name].time(own.time, "data.edges.time", may_be_empty=False)
             for name, own in edges.items()
             if own.time is not None
         }
@@ -145,12 +150,28 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
     )
 
 
-def open_rows(db: Database, name: str) -> Source:
-    """Open the rows that :func:`make` has made; `name` is for messages."""
-    return Source("data.rows", f"rows of {name}", MADE, [(MADE, name)], db.columns(MADE))
+def open_table(db: Database, table: NodeTable | EdgeTable) -> Source:
+    """Open a table, and refuse columns that it does not have, or whose cells are no single values.
+
+    Raises:
+        ValueError: names the column.
+    """
+    assert table.path is not None
+    if is_made(table):
+        name = str(table.path)
+        return Source(db, "data.rows", f"rows of {name}", MADE, [(MADE, name)], db.columns(MADE))
+    source = open_source(db, table.key, table.path, table.columns.table)
+    columns = table.columns
+    if ROW == (columns.id if isinstance(columns, NodeColumns) else columns.source):
+        source = source.with_rows(ROW)
+    for key, column in table.named:
+        source.require(key, column)
+        if key.endswith((".id", ".source", ".target")):
+            source.refuse_rounded(key, column)
+    return source
 
 
-def refuse_unknown(db: Database, source: Source, nodes: str, entity: str) -> None:
+def refuse_unknown(source: Source, nodes: str, entity: str) -> None:
     """Refuse rows of entities that are not there.
 
     Args:
@@ -160,7 +181,7 @@ def refuse_unknown(db: Database, source: Source, nodes: str, entity: str) -> Non
     Raises:
         ValueError: names the first id.
     """
-    if found := source.find_row(db, f"id NOT IN (SELECT id FROM {nodes})", "id"):
+    if found := source.find_row(f"id NOT IN (SELECT id FROM {nodes})", "id"):
         name, row, (id,) = found
         raise ValueError(
             f"{name}: row {row} asks about {id!r}, which is the id of no node of the type {entity}. Leave "
@@ -170,8 +191,7 @@ def refuse_unknown(db: Database, source: Source, nodes: str, entity: str) -> Non
 
 def read_times(db: Database) -> Float[np.ndarray, " num_rows"]:
     """Return the time of each row."""
-    found = db.stream(f'SELECT "{TIME}" AS time FROM {MADE} ORDER BY number')
-    return np.concatenate([batch["time"] for batch in found])
+    return db.column(f'"{TIME}"', MADE)
 
 
 def find_snapshots(db: Database, rows: RowTable, number: int) -> Snapshots:
@@ -263,15 +283,11 @@ def _read_table(db: Database, config: Settings, table: NodeTable) -> tuple[str, 
     source = open_source(db, "data.label_table", table.path, keys.table)
     columns = [("id", keys.id), ("time", keys.time), *[("label", keys.label)] * config.reads_labels]
     for name, column in columns:
-        require(f"data.rows.{name}", column, source.name, source.columns)
-        source.refuse_nested(f"data.rows.{name}", column)
+        source.require(f"data.rows.{name}", column)
     id, shown = source.text(keys.id), source.text(keys.time)
-    if found := source.find_row(db, f"{id} IS NULL"):
-        raise ValueError(
-            f"{found[0]}: row {found[1]}, column {keys.id} is empty; each row asks about a node. Correct "
-            "the row, or leave it out"
-        )
-    time = source.time(db, keys.time, "data.rows.time", may_be_empty=False)
+    mend = "; each row asks about a node. Correct the row, or leave it out"
+    source.refuse(keys.id, f"{id} IS NULL", mend=mend)
+    time = source.time(keys.time, "data.rows.time", may_be_empty=False)
     label = source.text(keys.label) if config.reads_labels else "CAST(NULL AS VARCHAR)"
     db.stage(
         "given",
@@ -397,8 +413,8 @@ def _read_start(db: Database, entities: NodeTable, column: str) -> None:
     """Read the time since which each entity exists into the stage ``starts``."""
     assert entities.path is not None
     source = open_source(db, "data.nodes", entities.path, entities.columns.table)
-    require("data.time_column", column, source.name, source.columns)
-    time = source.time(db, column, "data.time_column", may_be_empty=True)
+    source.require("data.time_column", column)
+    time = source.time(column, "data.time_column", may_be_empty=True)
     db.stage(
         "starts",
         f"SELECT {source.text(entities.columns.id)} AS id, min({time}) AS since FROM {source.relation} "

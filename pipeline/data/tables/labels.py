@@ -12,6 +12,7 @@ from parallel_epochs.pipeline.data.check import check_metric, check_splits
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
 from parallel_epochs.pipeline.data.tables.categories import number_values, use_values
+from parallel_epochs.pipeline.data.tables.schema import NodeTable
 from parallel_epochs.pipeline.data.tables.source import LARGEST, Source, cast_label
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -70,110 +71,89 @@ class Labels:
 
 
 def read(
-    db: Database,
-    source: Source,
-    labels: list[tuple[str, str]],
-    num_nodes: int,
-    metric: str | None,
-    split: Split,
-    *,
-    is_log: bool = False,
-    known: KnownLabels | None = None,
+    source: Source, table: NodeTable, num_nodes: int, split: Split, known: KnownLabels | None
 ) -> Labels:
     """Look through labels and splits, and refuse or report what is odd, before anything is written.
 
     Args:
-        labels: the columns of labels, each with the key that names it.
-        metric: of the labels; none: the one that they look like.
+        table: names the columns of labels, and perhaps their metric.
         split: divides the nodes.
-        is_log: whether log(1 + label) is learned, of real values that are not negative.
         known: of a training whose model reads these tables; none: they are those of a training.
 
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
-    option, columns = labels[0][0], [column for _, column in labels]
-    metric = (
-        known.metric
-        if known
-        else _choose_metric(db, source.key, metric or ("rmse" if is_log else None), columns)
-    )
+    db, is_log = source.db, table.columns.log_label
+    option, columns = table.labels[0][0], [column for _, column in table.labels]
+    metric = known.metric if known else _choose_metric(source, table, columns)
     if metric in CLASS_METRICS:
-        names = _number_classes(db, source, columns[0], known)
+        names = _number_classes(source, columns[0], known)
     else:
-        source.refuse_wrong_numbers(db, option, columns)
-        source.warn_rounded(
-            db,
-            "nodes",
-            {f"TRY_CAST(label{place} AS DOUBLE)": column for place, column in enumerate(columns)},
-            "Their logarithms hardly change"
-            if is_log
-            else "Subtract a constant from the labels to keep their differences",
-        )
-        if is_log:
-            source.refuse_values(
-                db,
-                option,
-                columns,
-                "< 0",
-                ", and data.nodes.log_label=true learns log(1 + label) of "
-                "labels that are not negative. Correct the value, or leave data.nodes.log_label out",
-            )
-            log.info(
-                "%s: the model learns log(1 + label); predictions and %s are in the unit of the labels, and "
-                "%s_of_log is that of the logarithms (data.nodes.log_label)",
-                source.name,
-                metric,
-                metric,
-            )
-        if metric in TASK_METRICS:
-            source.refuse_values(
-                db,
-                option,
-                columns,
-                "NOT IN (0, 1)",
-                ", which is neither 0 nor 1; set data.metric="
-                f"rmse for real values, and give {source.key}.label for classes",
-            )
+        _check_numbers(source, option, columns, metric, is_log=is_log)
         names = pack_names(np.asarray(columns), "label_names")
-    labelled = np.zeros(num_nodes, bool)
-    for first, last in blocks(num_nodes, BLOCK):
-        labelled[first:last] = ~np.isnan(read_values(db, metric, columns, first, last)).all(1)
-    masks = split(labelled)
-    has_splits = known is None or known.grows
-    if has_splits:
-        check_splits(torch.stack(masks), "node")
-    notes = (
-        [f"{int(mask.sum()):,} for {split}" for mask, split in zip(masks, SPLITS)]
-        if has_splits
-        else [f"{int(labelled.sum()):,}"]
-    )
+    labels = Labels(columns, metric, [], len(columns), names, is_log)
+    parts = list(blocks(num_nodes, BLOCK))
+    labelled = np.concatenate([~np.isnan(read_values(db, labels, *part)).all(1) for part in parts])
+    labels.masks = split(labelled)
+    notes = [f"{int(labelled.sum()):,}"]
+    if known is None or known.grows:
+        check_splits(torch.stack(labels.masks), "node")
+        notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(labels.masks, SPLITS)]
     if missing := int(num_nodes - labelled.sum()):
         notes.append(f"{count(missing, 'node')} without a label, in no split")
     log.info("%s: labels of %s: %s", source.name, metric, "; ".join(notes))
-    out_channels = len(columns)
     if (
         metric in CLASS_METRICS
     ):  # as parallel_epochs.pipeline.data.prepare counts them: those of the splits
-        out_channels, counts = (
-            len(known.names) if known and known.grows else 0,
-            torch.stack(masks).any(0).numpy(),
+        classes = np.concatenate([read_values(db, labels, *part) for part in parts])
+        counted = classes[torch.stack(labels.masks).any(0).numpy()]
+        num_known = len(known.names) if known and known.grows else 0
+        labels.out_channels = max(num_known, int(counted.max(initial=0)) + 1)
+    return labels
+
+
+def _check_numbers(
+    source: Source, option: str, columns: list[str], metric: str, *, is_log: bool
+) -> None:
+    """Refuse labels that are no numbers, or none that the metric takes."""
+    source.refuse_wrong_numbers(option, columns)
+    mend = "Subtract a constant from the labels to keep their differences"
+    if is_log:
+        mend = "Their logarithms hardly change"
+    numbers = {f"TRY_CAST(label{place} AS DOUBLE)": name for place, name in enumerate(columns)}
+    source.warn_rounded("nodes", numbers, mend)
+    if is_log:
+        source.refuse_values(
+            option,
+            columns,
+            "< 0",
+            ", and data.nodes.log_label=true learns log(1 + label) of "
+            "labels that are not negative. Correct the value, or leave data.nodes.log_label out",
         )
-        for first, last in blocks(num_nodes, BLOCK):
-            classes = read_values(db, metric, columns, first, last)[:, 0][counts[first:last]]
-            out_channels = max(out_channels, int(classes.max(initial=0)) + 1)
-    return Labels(columns, metric, masks, out_channels, names, is_log)
+        log.info(
+            "%s: the model learns log(1 + label); predictions and %s are in the unit of the labels, and "
+            "%s_of_log is that of the logarithms (data.nodes.log_label)",
+            source.name,
+            metric,
+            metric,
+        )
+    if metric in TASK_METRICS:
+        source.refuse_values(
+            option,
+            columns,
+            "NOT IN (0, 1)",
+            ", which is neither 0 nor 1; set data.metric="
+            f"rmse for real values, and give {source.key}.label for classes",
+        )
 
 
-def _number_classes(
-    db: Database, source: Source, column: str, known: KnownLabels | None
-) -> dict[str, Tensor]:
+def _number_classes(source: Source, column: str, known: KnownLabels | None) -> dict[str, Tensor]:
     """Number the classes of a column; returns their names as tensors, none where those of a training count."""
     if known and not known.grows:
-        for note in use_values(db, source, "label0", column, "classes", known.names, known.unknown):
+        for note in use_values(source, "label0", column, "classes", known.names, known.unknown):
             log.info("%s: %s", source.name, note)
         return {}
-    names = number_values(db, "label0", "classes", known.names if known else ())
+    names = number_values(source.db, "label0", "classes", known.names if known else ())
     plain = [name.strip() for name in names]
     is_none = [name.lower() in NO_LABEL for name in plain]
     if "-1" in plain and all(name.isdecimal() or name == "-1" for name in plain):
@@ -224,7 +204,7 @@ def write(
                 unknown = np.full((last - first, len(columns)), np.nan, np.float32)
                 opened["y"].write((begin + first) * len(columns), unknown)
         for first, last in blocks(own, BLOCK):
-            values = read_values(db, labels.metric, columns, first, last)
+            values = read_values(db, labels, first, last)
             if classes:  # as parallel_epochs.pipeline.data.prepare writes those that do not count
                 values = np.where(in_split[first:last, None], values, 0).astype(np.int64)
             else:
@@ -232,17 +212,18 @@ def write(
             opened["y"].write((first_node + first) * len(columns), values)
 
 
-def _choose_metric(db: Database, key: str, metric: str | None, columns: list[str]) -> str:
+def _choose_metric(source: Source, table: NodeTable, columns: list[str]) -> str:
+    metric = table.metric or ("rmse" if table.columns.log_label else None)
     check_metric(metric)
     if metric is not None:
         if metric in CLASS_METRICS and len(columns) > 1:
-            raise ValueError(f"data.metric={metric}: classes are one column, {key}.label")
+            raise ValueError(f"data.metric={metric}: classes are one column, {source.key}.label")
         return metric
     cells = " UNION ALL ".join(
         f"SELECT label{place} AS label FROM nodes" for place in range(len(columns))
     )
     number = "TRY_CAST(label AS DOUBLE)"
-    texts, fractions, others = db.execute(
+    texts, fractions, others = source.db.execute(
         f"SELECT count(*) FILTER ({number} IS NULL), count(*) FILTER ({number} <> floor({number})), "
         f"count(*) FILTER ({number} NOT IN (0, 1)) FROM ({cells}) WHERE label IS NOT NULL"
     )[0]
@@ -251,10 +232,11 @@ def _choose_metric(db: Database, key: str, metric: str | None, columns: list[str
     return "rmse" if fractions and not texts else "acc"
 
 
-def read_values(db: Database, metric: str, columns: list[str], first: int, last: int) -> np.ndarray:
+def read_values(db: Database, labels: Labels, first: int, last: int) -> np.ndarray:
     """Read the labels of some nodes, float64 [last - first, num_columns], NaN where there is none."""
     nodes = f"(SELECT * FROM nodes WHERE number >= {first} AND number < {last})"
-    if metric in CLASS_METRICS:
+    places = range(len(labels.columns))
+    if labels.metric in CLASS_METRICS:
         table = db.fetch(
             f"SELECT coalesce(class::DOUBLE, 'nan'::DOUBLE) AS v0 FROM {nodes} LEFT JOIN classes "
             "ON label0 = name ORDER BY number"
@@ -264,10 +246,10 @@ def read_values(db: Database, metric: str, columns: list[str], first: int, last:
         chosen = ", ".join(
             f"CASE WHEN abs({number.format(place)}) <= {LARGEST} THEN {number.format(place)} "
             f"ELSE 'nan'::DOUBLE END AS v{place}"
-            for place in range(len(columns))
+            for place in places
         )
         table = db.fetch(f"SELECT {chosen} FROM {nodes} ORDER BY number")
-    return np.stack([table[f"v{place}"].to_numpy() for place in range(len(columns))], axis=1)
+    return np.stack([table[f"v{place}"].to_numpy() for place in places], axis=1)
 
 
 def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) -> Tensor:
@@ -284,13 +266,12 @@ def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) ->
     hidden = valid | test if is_new else ~train
     if not (by_time and is_new):
         return hidden
-    times = torch.from_numpy(_column(db, "coalesce(time::DOUBLE, 'inf'::DOUBLE)"))
+    times = torch.from_numpy(db.column("coalesce(time::DOUBLE, 'inf'::DOUBLE)"))
     return hidden | ~train & (times > times[train].max())
 
 
 def split(
     labelled: np.ndarray,
-    db: Database,
     source: Source,
     *,
     kind: str,
@@ -325,7 +306,7 @@ def split(
     if has_pairs and kind == "random":
         is_both = "min(way) OVER (PARTITION BY pair) <> max(way) OVER (PARTITION BY pair)"
         rank = "dense_rank() OVER (ORDER BY pair)"
-        pairs = _column(db, f"CASE WHEN {is_both} THEN {rank} ELSE -1 - number END::BIGINT")
+        pairs = source.db.column(f"CASE WHEN {is_both} THEN {rank} ELSE -1 - number END::BIGINT")
         if num_both := int((pairs > 0).sum()):
             log.warning(
                 "%s: %s between two nodes in both directions; the rows of such a pair stay in one split",
@@ -337,13 +318,13 @@ def split(
     if kind in ("random", "group"):
         groups = pairs
         if kind == "group":
-            source.group(db, column)
-            groups = _column(db, "dense_rank() OVER (ORDER BY split)")
+            source.group(column)
+            groups = source.db.column("dense_rank() OVER (ORDER BY split)")
         order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], seed)
         return divide(order, num_nodes, *fractions, groups=own)
     if kind == "column":
-        return _split_by_column(labelled, db, source, column)
-    times = _column(db, "coalesce(time::DOUBLE, 'nan'::DOUBLE)")
+        return _split_by_column(labelled, source, column)
+    times = source.db.column("coalesce(time::DOUBLE, 'nan'::DOUBLE)")
     if left_out := int((labelled & np.isnan(times)).sum()):
         log.info(
             "%s: %s nodes with a label have no time, and are in no split",
@@ -363,17 +344,9 @@ def split(
     return divide(kept, num_nodes, *fractions, groups=own)
 
 
-def _column(db: Database, sql: str) -> np.ndarray:
-    """Read a number of each node, in the order of the nodes."""
-    parts = db.stream(f"SELECT {sql} AS own FROM nodes ORDER BY number")
-    return np.concatenate([part["own"] for part in parts])
-
-
-def _split_by_column(
-    labelled: np.ndarray, db: Database, source: Source, column: str
-) -> list[Tensor]:
+def _split_by_column(labelled: np.ndarray, source: Source, column: str) -> list[Tensor]:
     key = f"{source.key}.split_column"
-    codes = _column(db, f"({source.split(db, column, key, cell='split')})::TINYINT")
+    codes = source.db.column(f"({source.split(column, key, cell='split')})::TINYINT")
     if unlabelled := int(((codes < 3) & ~labelled).sum()):
         log.info(
             "%s: %s no label, and %s left out of it",

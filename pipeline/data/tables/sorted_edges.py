@@ -1,9 +1,8 @@
 """Edges of tables: ids joined with the numbers of nodes, equal edges merged and sorted, by DuckDB."""
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,13 +10,14 @@ from torch import Tensor
 
 from parallel_epochs.models.edge_index import INT32_END, choose_dtype
 from parallel_epochs.pipeline.data.incident import incident_rows, num_channels
+from parallel_epochs.pipeline.data.join_types import MAX_RELATIONS
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted
 from parallel_epochs.pipeline.data.tables.label_rows import Snapshots
 from parallel_epochs.pipeline.data.tables.schema import EdgeTable
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
-from parallel_epochs.pipeline.data.tables.values import Values
-from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter, map_file
+from parallel_epochs.pipeline.data.tables.values import Values, values_of
+from parallel_epochs.pipeline.graph.store import StoreWriter, map_file
 from parallel_epochs.pipeline.graph.structure import Structure
 from parallel_epochs.pipeline.run import words
 
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 # A key of 63 bits sorts edges: the destination, the source, and whether it is the reverse of a row of the table.
 DST, SRC = 32, 1
 NODE = INT32_END - 1
-WHOLE_NUMBER = "[+-]?[0-9]{1,18}"
 # One-hot columns of relations: more of them are ids rather than kinds.
 MOST_ONE_HOT = 4096
 
@@ -39,8 +38,7 @@ class ReadEdges:
         table: its columns, and the types of both ends.
         part: of the database.
         names: of its relations, in the order of their numbers.
-        values: columns of numbers and of dates that become features.
-        fitted: what is known of them.
+        fitted: what is known of its columns of numbers and of dates.
         num_one_hot: one-hot columns of relations, which a graph with one type of nodes has behind the features.
         hides: whether the edges from sources in the table ``hidden`` are left out, and their reverse is not.
         sends: whether any edge from its sources is there; their reverse is anyway.
@@ -49,11 +47,15 @@ class ReadEdges:
     table: EdgeTable
     part: str
     names: list[str]
-    values: Values
     fitted: Fitted
     num_one_hot: int = 0
     hides: bool = False
     sends: bool = True
+
+    @property
+    def values(self) -> Values:
+        """The columns of numbers and of dates that become features."""
+        return values_of(self.table)
 
     @property
     def num_features(self) -> int:
@@ -73,49 +75,13 @@ class Counted:
     in_degree: np.ndarray
 
 
-def order_of(db: Database, table: str, column: str) -> str:
-    """Write SQL for the order of names: that of numbers where all of them are, else that of texts."""
-    (others,) = db.execute(
-        f"SELECT count(*) FILTER (NOT regexp_full_match({column}, '{WHOLE_NUMBER}')), "
-        f"count(*) FILTER (coalesce(NOT isfinite(TRY_CAST({column} AS DOUBLE)), true)) FROM {table}"
-    )
-    kind = "BIGINT" if others[0] == 0 else "DOUBLE" if others[1] == 0 else "VARCHAR"
-    return f"{column}::{kind}, {column}"
-
-
-def number_ids(db: Database, ends: list[tuple[Source, str]]) -> None:
-    """Make the table of nodes of the ids that edges name.
-
-    Args:
-        ends: tables of edges, each with a column of ids of the nodes.
-    """
-    db.stage(
-        "ids",
-        "SELECT DISTINCT id FROM ("
-        + " UNION ALL ".join(
-            f"SELECT {source.text(column)} AS id FROM {source.relation}" for source, column in ends
-        )
-        + ") WHERE id IS NOT NULL",
-        "collecting ids",
-        ordered=False,
-    )
-    db.stage(
-        "nodes",
-        f"SELECT (row_number() OVER (ORDER BY {order_of(db, 'ids', 'id')}) - 1)::INTEGER AS number, id "
-        "FROM ids ORDER BY number",
-        "numbering ids",
-    )
-
-
 def join(
-    db: Database,
     source: Source,
     table: EdgeTable,
-    values: Values,
     nodes: tuple[str, str],
     *,
     fitted: Fitted | None,
-    most_relations: int,
+    is_typed: bool,
     refuses_dangling: bool,
     unknown: str,
     until: float | None,
@@ -123,10 +89,9 @@ def join(
     """Join a table of edges with the numbers of nodes, and refuse or report rows that are odd.
 
     Args:
-        values: the columns of numbers and of dates.
         nodes: the tables of nodes that edges come from, and that they go to.
         fitted: what was learned of the tables of a training; none: this table tells.
-        most_relations: relations that the column may hold.
+        is_typed: whether kinds of edges are relations of a graph with types, and not features.
         refuses_dangling: whether an edge that names no node is an error; it is left out otherwise.
         unknown: what is done with a relation that the training did not see: "error" refuses it, "empty" takes the cell
             for empty.
@@ -138,11 +103,12 @@ def join(
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
+    db, values = source.db, values_of(table)
     columns = table.columns
     ends = (columns.source, columns.target)
     places = range(len(values.columns))
     chosen = [f"{source.text(column)} AS {side}" for column, side in zip(ends, "st")]
-    chosen += [f"{cell} AS v{place}" for place, cell in enumerate(values.cells(db, source))]
+    chosen += [f"{cell} AS v{place}" for place, cell in enumerate(values.cells(source))]
     kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in places)]
     joins = [
         f"LEFT JOIN {own} AS {side} ON e.{side} = {side}.id"
@@ -150,12 +116,12 @@ def join(
     ]
     if columns.relation is not None:
         known = None if fitted is None else fitted.relations
-        _number_relations(db, source, columns.relation, known, most_relations)
+        _number_relations(source, columns.relation, known, is_typed=is_typed)
         chosen.append(f"{source.text(columns.relation)} AS r")
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept += ["r.number AS r", "e.r AS kind"]
     if table.place is not None:
-        chosen.append(f"{source.place(db, *table.place)} AS w")
+        chosen.append(f"{source.place(*table.place)} AS w")
         kept.append("w")
     db.stage(
         "joined",
@@ -165,33 +131,35 @@ def join(
         ordered=False,
     )
     source.warn_rounded(
-        db,
         "joined",
         {f"v{place}": name for place, name in values.unscaled()},
         "Subtract a constant to keep their differences, or set data.edges.standardize=true",
     )
-    missing = _report(db, source, ends, values, nodes, fitted, refuses_dangling=refuses_dangling)
+    missing = _report(source, ends, values, nodes, fitted, refuses_dangling=refuses_dangling)
     if columns.relation is not None:
-        _refuse_relations(db, source, columns.relation, unknown)
+        _refuse_relations(source, columns.relation, "error" if is_typed else unknown)
     if fitted is not None:
         return fitted
     flagged = [place for place in places if missing[place]] if values.empty == "flag" else []
     found = Fitted(Columns(), relations(db), flagged)
-    return values.fit_edges(db, source.name, found, until if table.place is not None else None)
+    return values.fit_edges(source, found, until if table.place is not None else None)
 
 
 def _number_relations(
-    db: Database, source: Source, column: str, known: list[str] | None, most: int
+    source: Source, column: str, known: list[str] | None, *, is_typed: bool
 ) -> None:
     """Make the table of relations, numbered as those of a training if they are `known`.
 
     Raises:
         ValueError: there are too many.
     """
+    db, kind = source.db, source.text(column)
+    if is_typed:
+        mend = f": each edge needs a relation ({source.key}.relation)"
+        source.refuse(column, f"{kind} IS NULL", mend=mend)
     if known is not None:
         db.fill_names("relations", {name: place for place, name in enumerate(known)})
         return
-    kind = source.text(column)
     db.stage(
         "relation_names",
         f"SELECT DISTINCT {kind} AS name FROM {source.relation} WHERE {kind} IS NOT NULL",
@@ -200,9 +168,10 @@ def _number_relations(
     db.stage(
         "relations",
         "SELECT (row_number() OVER (ORDER BY "
-        f"{order_of(db, 'relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
+        f"{db.order_of('relation_names', 'name')}) - 1)::INTEGER AS number, name FROM relation_names",
         "numbering relations",
     )
+    most = MAX_RELATIONS if is_typed else MOST_ONE_HOT
     if (found := len(relations(db))) > most:
         raise ValueError(
             f"{source.name}: column {column} holds {found:,} different relations, which are ids rather "
@@ -210,17 +179,18 @@ def _number_relations(
         )
 
 
-def _refuse_relations(db: Database, source: Source, column: str, unknown: str) -> None:
+def _refuse_relations(source: Source, column: str, unknown: str) -> None:
     """Refuse a relation of joined edges that the training did not see."""
-    found = db.execute(
+    found = source.db.execute(
         "SELECT min(kind) FROM joined WHERE kind IS NOT NULL AND r IS NULL AND s IS NOT NULL AND t IS "
         "NOT NULL"
     )[0][0]
     if found is not None and unknown == "error":
-        name, row, _ = source.first_row(db, f"{source.text(column)} = {literal(found)}")
-        raise ValueError(
-            f"{name}: row {row}, column {column} holds {found!r}, a relation that the training did not "
-            "see. Leave such edges out, set data.unknown=empty, or train with edges of this relation"
+        source.refuse(
+            column,
+            f"{source.text(column)} = {literal(found)}",
+            ", a relation that the training did not see",
+            ". Leave such edges out, set data.unknown=empty, or train with edges of this relation",
         )
 
 
@@ -234,7 +204,6 @@ def relations(db: Database) -> list[str]:
 
 
 def _report(
-    db: Database,
     source: Source,
     ends: tuple[str, str],
     values: Values,
@@ -245,12 +214,12 @@ def _report(
 ) -> list[int]:
     """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
     counts = [f"v{place} IS NULL" for place in range(len(values.columns))]
-    counts += ["r IS NULL"] if db.has("relations") else []
+    counts += ["r IS NULL"] if source.db.has("relations") else []
     is_loop = "s = t" if nodes[0] == nodes[1] else "false"
     more = "".join(
         f", count(*) FILTER ({each})" for each in ["s IS NULL OR t IS NULL", is_loop, *counts]
     )
-    rows, dangling, loops, *missing = db.execute(
+    rows, dangling, loops, *missing = source.db.execute(
         f"SELECT count(*){more} FROM joined", "counting edges"
     )[0]
     notes = []
@@ -260,7 +229,8 @@ def _report(
             for column, own in zip(ends, nodes)
         ]
         ids = [source.text(column) for column in ends]
-        name, row, (is_source, *cells) = source.first_row(db, " OR ".join(wrong), wrong[0], *ids)
+        row_of = source.find_row(" OR ".join(wrong), wrong[0], *ids)
+        name, row, (is_source, *cells) = cast(tuple, row_of)
         column, id = (ends[0], cells[0]) if is_source else (ends[1], cells[1])
         problem = f"column {column} names {id!r}, which is not a node"
         if id is None:
@@ -271,7 +241,7 @@ def _report(
                 "leaves them out"
             )
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
-    notes += values.report(db, source, missing, None if fitted is None else fitted.flagged)
+    notes += values.report(source, missing, None if fitted is None else fitted.flagged)
     if len(missing) > len(values.columns) and missing[-1]:
         notes.append(f"{missing[-1]:,} without a relation")
     if loops:
@@ -462,69 +432,32 @@ def write(
     ``edge_time``, infinite for an edge without a time.
     """
     names = ["r"] * has_relations + [f"v{place}" for place in range(num_features)]
-    times = "coalesce(w, 'inf'::DOUBLE) AS w" if has_times else "0 AS w"
-    with open_arrays(writer, counted, len(names), has_times=has_times) as opened:
-        if opened is None:
-            return
-        query = f"SELECT {', '.join(['k', *names, times])} FROM sorted"
-        for batch in db.stream(query, "writing edges"):
-            keys, attr = batch["k"], None
-            if names:
-                attr = np.stack([batch[name] for name in names], axis=1).astype(np.float32)
-            opened.write((keys >> SRC) & NODE, keys >> DST, attr, batch["w"] if has_times else None)
-
-
-class EdgeArrays:
-    """The arrays of the edges of a store, written in the order of the edges.
-
-    Args:
-        arrays: their files.
-        num_edges: how many there are in all.
-    """
-
-    def __init__(self, arrays: dict[str, ArrayFile], num_edges: int):
-        self._arrays, self._num_edges, self.first = arrays, num_edges, 0
-
-    def write(
-        self, src: np.ndarray, dst: np.ndarray, attr: np.ndarray | None, times: np.ndarray | None
-    ) -> None:
-        """Write the next edges."""
-        edges, first = self._arrays["edges"], self.first
-        dtype = torch.empty(0, dtype=edges.dtype).numpy().dtype
-        edges.write(first, src.astype(dtype))
-        edges.write(self._num_edges + first, dst.astype(dtype))
-        if attr is not None:
-            self._arrays["edge_attr"].write(first * attr.shape[1], attr)
-        if times is not None:
-            self._arrays["edge_time"].write(first, times)
-        self.first += len(src)
-
-
-@contextlib.contextmanager
-def open_arrays(
-    writer: StoreWriter, counted: Counted, channels: int, *, has_times: bool
-) -> Iterator[EdgeArrays | None]:
-    """Open the arrays of the edges for writing, with the pointers to them; none if they are complete.
-
-    Args:
-        channels: columns of the features of the edges.
-    """
     num_nodes, num_edges = counted.structure.num_nodes, counted.structure.num_edges
     dtype = choose_dtype(num_nodes, num_edges)
     arrays: dict = {"edges": ((2, num_edges), dtype), "indptr": ((num_nodes + 1,), dtype)}
-    if channels:
-        arrays["edge_attr"] = ((num_edges, channels), torch.float32)
+    if names:
+        arrays["edge_attr"] = ((num_edges, len(names)), torch.float32)
     if has_times:
         arrays["edge_time"] = ((num_edges,), torch.float64)
     if writer.has(*arrays):
-        yield None
         return
+    times = "coalesce(w, 'inf'::DOUBLE) AS w" if has_times else "0 AS w"
+    query = f"SELECT {', '.join(['k', *names, times])} FROM sorted"
+    index = torch.empty(0, dtype=dtype).numpy().dtype
+    first = 0
     with writer.write(**arrays) as opened:
-        edges = EdgeArrays(opened, num_edges)
-        yield edges
-        assert edges.first == num_edges, (edges.first, num_edges)
-        indptr = torch.from_numpy(np.concatenate([[0], np.cumsum(counted.in_degree)]))
-        opened["indptr"].write(0, indptr.to(dtype).numpy())
+        for batch in db.stream(query, "writing edges"):
+            keys = batch["k"]
+            opened["edges"].write(first, ((keys >> SRC) & NODE).astype(index))
+            opened["edges"].write(num_edges + first, (keys >> DST).astype(index))
+            if names:
+                attr = np.stack([batch[name] for name in names], axis=1).astype(np.float32)
+                opened["edge_attr"].write(first * len(names), attr)
+            if has_times:
+                opened["edge_time"].write(first, batch["w"])
+            first += len(keys)
+        indptr = np.concatenate([[0], np.cumsum(counted.in_degree)])
+        opened["indptr"].write(0, indptr.astype(index))
 
 
 def map_array(writer: StoreWriter, name: str) -> np.ndarray:

@@ -44,7 +44,6 @@ NUMBERS = (
 )
 # Words that are the labels 0 and 1 of a binary task.
 BINARY = {"no": 0, "yes": 1, "false": 0, "true": 1, "n": 0, "y": 1, "f": 0, "t": 1}
-NESTED = ("STRUCT", "MAP", "UNION")
 # The largest number of float32; what training computes in.
 LARGEST = "3.4028234663852886e38"
 # A time of day with an offset or the name of a zone behind it.
@@ -60,6 +59,7 @@ class Source:
     """A table.
 
     Attributes:
+        db: in which it is opened.
         key: of the configuration, "data.nodes" or "data.edges".
         name: for messages.
         relation: what stands behind FROM for all of it, in order.
@@ -67,6 +67,7 @@ class Source:
         columns: their types.
     """
 
+    db: Database
     key: str
     name: str
     relation: str
@@ -93,11 +94,11 @@ class Source:
             )
         return f"{name}::VARCHAR"
 
-    def refuse_rounded(self, db: Database, key: str, column: str) -> None:
+    def refuse_rounded(self, key: str, column: str) -> None:
         """Refuse ids that are whole numbers of a column of floats which holds no others there."""
         name = quote(column)
         if self.columns[column] in FLOATS and (
-            found := self.find_row(db, f"abs({name}) >= {1 << 53} AND isfinite({name})", name)
+            found := self.find_row(f"abs({name}) >= {1 << 53} AND isfinite({name})", name)
         ):
             raise ValueError(
                 f"{found[0]}: row {found[1]}, column {column} holds the id {found[2][0]:.0f} as a floating-point "
@@ -137,7 +138,6 @@ class Source:
 
     def time(
         self,
-        db: Database,
         column: str,
         option: str,
         *,
@@ -156,7 +156,7 @@ class Source:
         text = self.text(column)
         number, date = (cast_time(text, kind) for kind in ("DOUBLE", "TIMESTAMPTZ"))
         known = [f"coalesce(isfinite({value}), false)" for value in (number, date)]
-        (filled,) = db.execute(
+        (filled,) = self.db.execute(
             f"SELECT count(*), count(*) FILTER ({known[0]}), count(*) FILTER ({known[1]}), count(*) "
             f"FILTER (NOT regexp_matches({text}, '{ZONED}')) FROM {self.relation} "
             f"WHERE {text} IS NOT NULL",
@@ -165,30 +165,19 @@ class Source:
         are_numbers = not is_feature and (
             filled[1] == filled[0] or filled[1] > 0 and not may_be_empty
         )
-        wrong = f"NOT {known[0 if are_numbers else 1]}{f' AND {text} IS NOT NULL' if may_be_empty else ''}"
-        if found := self.find_row(db, wrong, text):
-            name, row, (value,) = found
-            problem = (
-                "is empty"
-                if value is None
-                else f"holds {value!r}, which is not a date"
-                if not are_numbers
-                else (f"holds {value!r}, which is not a number")
-            )
-            kinds, mend = (
-                "times are numbers in every row, or dates",
-                "leave it out"
-                + ("" if option == "data.rows.time" else ", or set data.split=random"),
-            )
-            if is_feature:
-                kinds, mend = (
-                    "cells are empty, or dates",
-                    f"give a column of numbers as one of {self.key}.features",
-                )
-            raise ValueError(
-                f"{name}: row {row}, column {column} {problem}; {kinds} such as 2024-05-31 or 2024-05-31 "
-                f"18:00+02:00 in every row ({option}). Correct the row, or {mend}"
-            )
+        kinds, mend = "times are numbers in every row, or dates", "leave it out"
+        if is_feature:
+            kinds = "cells are empty, or dates"
+            mend = f"give a column of numbers as one of {self.key}.features"
+        elif option != "data.rows.time":
+            mend += ", or set data.split=random"
+        self.refuse(
+            column,
+            f"NOT {known[0 if are_numbers else 1]}{f' AND {text} IS NOT NULL' if may_be_empty else ''}",
+            f", which is not a {'number' if are_numbers else 'date'}",
+            f"; {kinds} such as 2024-05-31 or 2024-05-31 18:00+02:00 in every row ({option}). Correct the row, or "
+            f"{mend}",
+        )
         if not are_numbers and filled[0]:
             log.info(
                 "%s: the times in %s are compared as instants; %s of %s have no zone and count as UTC",
@@ -199,7 +188,7 @@ class Source:
             )
         return number if are_numbers else f"epoch({date})"
 
-    def place(self, db: Database, kind: str, column: str) -> str:
+    def place(self, kind: str, column: str) -> str:
         """Write SQL for the number by which the link of a row is divided: its time, or that of its split or its group.
 
         Args:
@@ -209,12 +198,12 @@ class Source:
             ValueError: a cell is none; names the file and the row.
         """
         if kind == "time":
-            return self.time(db, column, "data.edges.time", may_be_empty=False)
+            return self.time(column, "data.edges.time", may_be_empty=False)
         if kind == "column":
-            return f"({self.split(db, column, 'data.edges.split_column')})::DOUBLE"
-        return f"(dense_rank() OVER (ORDER BY {self.group(db, column)}))::DOUBLE"
+            return f"({self.split(column, 'data.edges.split_column')})::DOUBLE"
+        return f"(dense_rank() OVER (ORDER BY {self.group(column)}))::DOUBLE"
 
-    def split(self, db: Database, column: str, key: str, cell: str | None = None) -> str:
+    def split(self, column: str, key: str, cell: str | None = None) -> str:
         """Write SQL for the number of the split that a cell names, 0 to 2; 3 for an empty one.
 
         Args:
@@ -225,30 +214,24 @@ class Source:
             ValueError: a cell names no split.
         """
         known = ", ".join(f"'{name}'" for name in SPLIT_NAMES)
-        if found := self.find_row(
-            db, f"lower(trim({self.text(column)})) NOT IN ({known})", self.text(column)
-        ):
-            name, row, (text,) = found
-            raise ValueError(
-                f"{name}: row {row}, column {column} holds {text!r}; a cell of the split is train, valid, "
-                f"test or empty ({key})"
-            )
+        self.refuse(
+            column,
+            f"lower(trim({self.text(column)})) NOT IN ({known})",
+            mend=f"; a cell of the split is train, valid, test or empty ({key})",
+        )
         whens = " ".join(
             f"WHEN '{name}' THEN {SPLITS.index(split)}" for name, split in SPLIT_NAMES.items()
         )
         return f"CASE lower(trim({cell or self.text(column)})) {whens} ELSE 3 END"
 
-    def group(self, db: Database, column: str) -> str:
+    def group(self, column: str) -> str:
         """Write SQL for a cell that names a group.
 
         Raises:
             ValueError: a cell is empty.
         """
-        if found := self.find_row(db, f"{self.text(column)} IS NULL"):
-            raise ValueError(
-                f"{found[0]}: row {found[1]}, column {column} is empty; every row needs a group "
-                "(data.split_by)"
-            )
+        mend = "; every row needs a group (data.split_by)"
+        self.refuse(column, f"{self.text(column)} IS NULL", mend=mend)
         return self.text(column)
 
     def is_wrong(self, option: str, column: str) -> str:
@@ -256,23 +239,24 @@ class Source:
         text = self.text(column)
         return f"({self.number(option, column)} IS NULL AND {text} IS NOT NULL AND lower(trim({text})) <> 'nan')"
 
-    def refuse_nested(self, key: str, column: str) -> None:
-        """Refuse a column whose cells are lists or structures.
+    def require(self, key: str, column: str) -> None:
+        """Refuse a column that is not there, or whose cells are lists or structures.
 
         Raises:
-            ValueError: names the key, the table and the type.
+            ValueError: names the key and the table.
         """
-        if (kind := self.columns[column]).startswith(NESTED) or kind.endswith("]"):
+        heads.require(key, column, self.name, self.columns)
+        if is_nested(kind := self.columns[column]):
             raise ValueError(
                 f"{key}={column}: the column of {self.name} is {kind}, and a cell must be one text, "
                 "number or date. Write such a column as text, or as several columns"
             )
 
-    def find_row(self, db: Database, condition: str, *values: str) -> tuple[str, int, tuple] | None:
+    def find_row(self, condition: str, *values: str) -> tuple[str, int, tuple] | None:
         """Find the first row that fulfils a condition: the file, the number of the row from 1, and some values."""
         chosen = ", ".join(values) or "NULL"
         for part, name in self.parts:
-            rows = db.execute(
+            rows = self.db.execute(
                 f'SELECT "#row", {chosen} FROM (SELECT row_number() OVER () AS "#row", * FROM {part}) '
                 f'WHERE {condition} ORDER BY "#row" LIMIT 1'
             )
@@ -280,34 +264,37 @@ class Source:
                 return name, rows[0][0], rows[0][1:]
         return None
 
-    def first_row(self, db: Database, condition: str, *values: str) -> tuple[str, int, tuple]:
-        """Find the first row that fulfils a condition, as :meth:`find_row`; the caller has counted such rows."""
-        found = self.find_row(db, condition, *values)
-        assert found is not None, condition
-        return found
+    def refuse(self, column: str, condition: str, wrong: str = "", mend: str = "") -> None:
+        """Refuse a column if a row fulfils a condition.
 
-    def refuse_wrong_numbers(self, db: Database, option: str, columns: list[str]) -> None:
+        Args:
+            wrong: what is wrong with the cell of such a row, if it is not empty.
+            mend: what is said behind.
+
+        Raises:
+            ValueError: names the file and the first such row.
+        """
+        if found := self.find_row(condition, self.text(column)):
+            name, row, (text,) = found
+            said = "is empty" if text is None else f"holds {text!r}{wrong}"
+            raise ValueError(f"{name}: row {row}, column {column} {said}{mend}")
+
+    def refuse_wrong_numbers(self, option: str, columns: list[str]) -> None:
         """Refuse a cell that is neither a number nor empty.
 
         Raises:
             ValueError: names the file, the column and the first such row.
         """
+        mend = f" ({self.key}.{option})"
+        if option == "features":
+            mend += f". Correct it, or give a column of dates as one of {self.key}.dates"
+            if self.key == "data.nodes":
+                mend += ", of words as one of data.nodes.categories or data.nodes.text"
+        wrong = ", which is not a finite number of float32"
         for column in columns:
-            if found := self.find_row(db, self.is_wrong(option, column), self.text(column)):
-                name, row, (text,) = found
-                mend = ""
-                if option == "features":
-                    words_too = ", of words as one of data.nodes.categories or data.nodes.text"
-                    mend = (
-                        f". Correct it, or give a column of dates as one of {self.key}.dates"
-                        + words_too * (self.key == "data.nodes")
-                    )
-                raise ValueError(
-                    f"{name}: row {row}, column {column} holds {text!r}, which is not a finite number of "
-                    f"float32 ({self.key}.{option}){mend}"
-                )
+            self.refuse(column, self.is_wrong(option, column), wrong, mend)
 
-    def refuse_empty(self, db: Database, column: str, condition: str, count: int) -> NoReturn:
+    def refuse_empty(self, column: str, condition: str, count: int) -> NoReturn:
         """Refuse the empty cells of a column.
 
         Args:
@@ -317,13 +304,13 @@ class Source:
         Raises:
             ValueError: always; names the file, the column and the first such row.
         """
-        name, row, _ = cast(tuple, self.first_row(db, condition))
+        name, row, _ = cast(tuple, self.find_row(condition))
         raise ValueError(
             f"{name}: row {row}, column {column} is empty; {count:,} rows in all are affected. "
             "data.empty=zero takes them for zeros"
         )
 
-    def warn_rounded(self, db: Database, table: str, columns: dict[str, str], mend: str) -> None:
+    def warn_rounded(self, table: str, columns: dict[str, str], mend: str) -> None:
         """Say in the log which columns hold whole numbers that float32 rounds.
 
         Args:
@@ -339,7 +326,7 @@ class Source:
             f"count(*) {which}, min({number}) {which}" for number, which in zip(columns, lost)
         ]
         (counts,) = (
-            db.execute(f"SELECT {', '.join(chosen)} FROM {table}", "reading numbers")
+            self.db.execute(f"SELECT {', '.join(chosen)} FROM {table}", "reading numbers")
             if columns
             else [()]
         )
@@ -354,9 +341,7 @@ class Source:
                     mend,
                 )
 
-    def refuse_values(
-        self, db: Database, option: str, columns: list[str], condition: str, reason: str
-    ) -> None:
+    def refuse_values(self, option: str, columns: list[str], condition: str, reason: str) -> None:
         """Refuse numbers for which a condition holds.
 
         Args:
@@ -368,14 +353,12 @@ class Source:
         """
         for column in columns:
             if found := self.find_row(
-                db, f"{self.number(option, column)} {condition}", self.text(column)
+                f"{self.number(option, column)} {condition}", self.text(column)
             ):
                 name, row, (text,) = found
                 raise ValueError(f"{name}: row {row}, column {column} holds {text}{reason}")
 
-    def report_empty(
-        self, db: Database, option: str, column: str, count: int, *, empty: str, filled: str
-    ) -> str:
+    def report_empty(self, option: str, column: str, count: int, *, empty: str, filled: str) -> str:
         """Say what becomes of the empty cells of a column of numbers.
 
         Args:
@@ -387,12 +370,17 @@ class Source:
             ValueError: a cell is neither a number nor empty, or it is empty and is to be refused.
         """
         if option != "dates":  # which :meth:`time` has checked
-            self.refuse_wrong_numbers(db, option, [column])
+            self.refuse_wrong_numbers(option, [column])
         if empty == "error":
             cell = self.text(column) if option == "dates" else self.number(option, column)
-            self.refuse_empty(db, column, f"{cell} IS NULL", count)
+            self.refuse_empty(column, f"{cell} IS NULL", count)
         flag = ", with a column that marks them" if empty == "flag" else ""
         return f"{words.count(count, 'empty cell')} in {column}, taken for {filled}{flag}"
+
+
+def is_nested(kind: str) -> bool:
+    """Tell whether cells of a type of DuckDB are lists or structures."""
+    return kind.startswith(("STRUCT", "MAP", "UNION")) or kind.endswith("]")
 
 
 def cast_label(text: str) -> str:
@@ -435,7 +423,7 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
                 f"{name} has the columns {', '.join(other)}, and {parts[0][1]} has "
                 f"{', '.join(columns[0])}: the files of a table must have the same columns and types"
             )
-    return Source(key, str(path), _relation(paths), parts, columns[0])
+    return Source(db, key, str(path), _relation(paths), parts, columns[0])
 
 
 def _relation(paths: list[Path]) -> str:
@@ -465,11 +453,11 @@ def _open_database(db: Database, key: str, path: Path, table: str | None) -> Sou
     if kind == "SQLite":
         copy = f"{part}_source"
         _copy_sqlite(db, copy, path, columns_of(key, path, table), table)
-        return Source(key, name, copy, [(copy, name)], db.columns(copy))
+        return Source(db, key, name, copy, [(copy, name)], db.columns(copy))
     file = f"file_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}"  # once, whoever reads it
     db.execute(f"ATTACH IF NOT EXISTS {literal(str(path.absolute()))} AS {file} (READ_ONLY)")
     relation = f"{file}.{quote(table)}"
-    return Source(key, name, relation, [(relation, name)], db.columns(relation))
+    return Source(db, key, name, relation, [(relation, name)], db.columns(relation))
 
 
 def _copy_sqlite(db: Database, name: str, path: Path, columns: list[str], table: str) -> None:

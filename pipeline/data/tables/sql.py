@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 # Seconds between two looks at whether a query has ended, and signs of life.
 PERIOD = 0.05
+WHOLE_NUMBER = "[+-]?[0-9]{1,18}"
 # Rows of a batch that is streamed.
 BATCH = 1 << 20
 
@@ -163,6 +164,20 @@ class Database:
                 f"AND table_name = '{name}'"
             )
         )
+
+    def order_of(self, table: str, column: str) -> str:
+        """Write SQL for the order of names: that of numbers where all of them are, else that of texts."""
+        (others,) = self.execute(
+            f"SELECT count(*) FILTER (NOT regexp_full_match({column}, '{WHOLE_NUMBER}')), "
+            f"count(*) FILTER (coalesce(NOT isfinite(TRY_CAST({column} AS DOUBLE)), true)) FROM {table}"
+        )
+        kind = "BIGINT" if others[0] == 0 else "DOUBLE" if others[1] == 0 else "VARCHAR"
+        return f"{column}::{kind}, {column}"
+
+    def column(self, sql: str, table: str = "nodes") -> np.ndarray:
+        """Read a number of each row of a table, in the order of its column ``number``."""
+        parts = self.stream(f"SELECT {sql} AS own FROM {table} ORDER BY number")
+        return np.concatenate([part["own"] for part in parts])
 
     def columns(self, relation: str) -> dict[str, str]:
         """Return the columns of what can stand behind FROM, with their types."""

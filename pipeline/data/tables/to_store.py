@@ -6,9 +6,11 @@ is killed leaves the stages that are complete, and the next one goes on from the
 
 import dataclasses
 import itertools
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -16,10 +18,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from parallel_epochs.pipeline.data.columns import open_unzipped
+from parallel_epochs.pipeline.data.content import hash_parts, label, sample_file
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.join_types import (
-    MAX_RELATIONS,
     Plan,
     check_counts,
     check_schema,
@@ -32,61 +35,49 @@ from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.tables import (
     label_rows,
     labels as tables_labels,
-    nodes as tables_nodes,
-    reading,
     sorted_edges as tables_edges,
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.data.tables.files import check_zipped, hash_content  # noqa: F401 (the cache calls it)
-from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted, pack, unpack
+from parallel_epochs.pipeline.data.tables.fitted import Fitted, pack, unpack
 from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
 from parallel_epochs.pipeline.data.tables.heads import members
-from parallel_epochs.pipeline.data.tables.label_table import TYPE
-from parallel_epochs.pipeline.data.tables.labels import KnownLabels, Labels
-from parallel_epochs.pipeline.data.tables.schema import (
-    NodeTable,
-    TableSchema,
-    check_inputs,
-    is_made,
-)
-from parallel_epochs.pipeline.data.tables.sorted_edges import Counted, ReadEdges
+from parallel_epochs.pipeline.data.tables.nodes import Neighbors, Nodes, write_names
+from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_inputs, is_made
+from parallel_epochs.pipeline.data.tables.sorted_edges import ReadEdges
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database
-from parallel_epochs.pipeline.data.tables.text import TextFeatures
-from parallel_epochs.pipeline.data.tables.values import Values, values_of
+from parallel_epochs.pipeline.data.tables.values import values_of
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.names import FIRST_SOURCE, ROW_TIMES, SNAPSHOT, TEXT_SCORES
+from parallel_epochs.pipeline.run import limits, pulse
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# The part of the database with the nodes of a type, and with a table of edges, by their numbers.
-NODES, EDGES = "nodes_{}", "edges_{}"
+# Bytes that are unzipped at a time.
+UNZIPPED = 1 << 20
 
 
-@dataclass
-class ReadNodes:
-    """The nodes of one type, as they stand in the database.
+def hash_content(tables: TableSchema) -> str:
+    """Compute a digest of the files of the tables, and of the schema where there are several types of nodes."""
+    found = [[] if own.path is None else members(own.path) for own in tables.tables()]
+    described = [json.dumps(tables.describe(), sort_keys=True)] if tables.is_typed else []
+    parts = (
+        [*label(("".join(path.suffixes[-2:]), path) for path in paths), "|"]
+        for paths in (found if tables.is_typed else reversed(found))
+    )
+    return hash_parts([*described, *itertools.chain.from_iterable(parts)], digest=sample_file)
 
-    Attributes:
-        table: the columns of their table.
-        part: of the database.
-        labels: if they are those that are learned.
-        columns, values, texts: what :func:`tables_nodes.feature_blocks` makes features with.
+
+def check_zipped(path: Path) -> None:
+    """Unzip a table once, for DuckDB would fill the disk with any number of rows, and says little of one cut short.
+
+    Raises:
+        ValueError: it is damaged or cut short, or unzips to more bytes than the limit.
     """
-
-    table: NodeTable
-    part: str
-    num_nodes: int
-    labels: Labels | None
-    columns: Columns
-    values: Values
-    texts: list[TextFeatures] = field(default_factory=list)
-
-    @property
-    def num_channels(self) -> int:
-        """Columns of features that are made of the table."""
-        return tables_nodes.num_channels(self.values, self.texts, self.columns)
+    with open_unzipped(path, limits.limit(limits.UNPACKED)) as file:
+        while file.read(UNZIPPED):
+            pulse.beat(f"unzipping {path.name}", pulse.State.LONG)
 
 
 def write_store(
@@ -119,386 +110,307 @@ def write_store(
     paths = [path for own in config.all_tables() for path in members(own)]
     for path in (path for path in paths if path.suffix == ".gz"):
         check_zipped(path)
-    known = None
+    known = labels = None
     if learned is not None:
-        known, inputs = unpack(cast(Tensor, learned.fitted))
+        packed = cast(Tensor, learned.fitted)
+        known, inputs = unpack(packed)
+        names = unpack_names(learned.label_names, "label_names") if learned.label_names else []
+        names = names[: learned.out_channels]
+        labels = tables_labels.KnownLabels(learned.metric, names, config.unknown, begins)
         if inputs is not None:
             check_inputs(schema, inputs)
         elif begins:
             _check_columns(config, schema, known)
         if begins:
-            writer.put(FITTED, cast(Tensor, learned.fitted))
+            writer.put(FITTED, packed)
     with Database(writer.folder, config.memory_limit, config.threads, paths) as db:
+        made = _Preparation(db, config, schema, writer, learned, divides=learned is None or begins)
         on_stage("reading nodes")
-        sources = _open_edges(db, config, schema)
-        labels = labels_of(learned, config, begins)
-        nodes = _read_nodes(db, config, schema, sources, known, labels)
-        edges = _join_edges(db, config, schema, sources, nodes, known)
-        _learn(db, config, nodes, edges, is_new=learned is None)
-        types, plan = _make_types(config, schema, nodes, edges)
+        sources = made.open_edges()
+        made.read_nodes(sources, known, labels)
+        made.join_edges(sources, known)
+        made.learn()
+        types, plan = made.make_types()
         on_stage("sorting edges")
-        counted = _sort(db, config, schema, writer, nodes, edges, types, learned, begins=begins)
+        counted = made.sort(sum(types.counts))
         on_stage("writing the store")
-        _write(db, config, schema, writer, nodes, edges, types, plan, counted, learned)
+        made.write(types, plan, counted)
 
 
-def _open_edges(db: Database, config: TablesConfig, schema: TableSchema) -> dict[str, Source]:
-    """Open all tables of edges. The edges of a label table are the last ones, and are made of the others."""
-    sources = dict[str, Source]()
-    for number, (name, table) in enumerate(schema.edges.items()):
-        if is_made(table):
-            label_rows.make(db, config, schema, sources)
-        with db.part(EDGES.format(number)):
-            sources[name] = reading.open_table(db, table)
-    return sources
+@dataclass
+class _Preparation:
+    """The tables of a graph on their way to a store.
 
-
-def labels_of(learned: Learned | None, config: TablesConfig, grows: bool) -> KnownLabels | None:
-    """Return what labels of other tables must be like, given what was learned of a training; none of a training.
-
-    Args:
-        grows: whether these tables are those of a training too.
+    Attributes:
+        learned: what the preparation of other tables learned of them; none: these tables tell.
+        divides: whether labels have splits.
+        nodes: of each type; those of a type have consecutive numbers.
+        edges: of each table.
     """
-    if learned is None:
-        return None
-    names = unpack_names(learned.label_names, "label_names") if learned.label_names else []
-    return KnownLabels(learned.metric, names[: learned.out_channels], config.unknown, grows)
 
+    db: Database
+    config: TablesConfig
+    schema: TableSchema
+    writer: StoreWriter
+    learned: Learned | None
+    divides: bool
+    nodes: dict[str, Nodes] = field(default_factory=dict)
+    edges: list[ReadEdges] = field(default_factory=list)
 
-def _read_nodes(
-    db: Database,
-    config: TablesConfig,
-    schema: TableSchema,
-    sources: dict[str, Source],
-    known: list[Fitted] | None,
-    labels: KnownLabels | None,
-) -> dict[str, ReadNodes]:
-    """Read the tables of nodes; a type without a table has the ids that edges name."""
-    found = dict[str, ReadNodes]()
-    for number, (name, table) in enumerate(schema.nodes.items()):
-        ends = [
-            (sources[other], column)
-            for other, own in schema.edges.items()
-            for kind, column in (
-                (own.source, own.columns.source),
-                (own.target, own.columns.target),
-            )
-            if kind == name
-        ]
-        fitted = None if known is None else known[number].columns
-        with db.part(NODES.format(number)):
-            read = reading.read_nodes(db, config, table, ends, fitted, labels)
-        found[name] = ReadNodes(table, NODES.format(number), *read, values_of(table))
-    check_counts({name: own.num_nodes for name, own in found.items()}, config.origin())
-    return found
+    @property
+    def first(self) -> dict[str, int]:
+        """The number of the first node of each type."""
+        ends = itertools.accumulate((own.num_nodes for own in self.nodes.values()), initial=0)
+        return dict(zip(self.nodes, ends))
 
+    def open_edges(self) -> dict[str, Source]:
+        """Open all tables of edges. The edges of a label table are the last ones, and are made of the others."""
+        sources = dict[str, Source]()
+        for number, (name, table) in enumerate(self.schema.edges.items()):
+            if is_made(table):
+                label_rows.make(self.db, self.config, self.schema, sources)
+            with self.db.part(f"edges_{number}"):
+                sources[name] = label_rows.open_table(self.db, table)
+        return sources
 
-def _join_edges(
-    db: Database,
-    config: TablesConfig,
-    schema: TableSchema,
-    sources: dict[str, Source],
-    nodes: dict[str, ReadNodes],
-    known: list[Fitted] | None,
-) -> list[ReadEdges]:
-    """Join the tables of edges with the nodes of both ends."""
-    found, until = list[ReadEdges](), _last_training(db, schema, nodes)
-    for number, (name, table) in enumerate(schema.edges.items()):
-        part, columns, values, source = (
-            EDGES.format(number),
-            table.columns,
-            values_of(table),
-            sources[name],
-        )
-        ends = nodes[table.source], nodes[table.target]
-        if is_made(table):
-            label_rows.refuse_unknown(db, source, f"{ends[1].part}.nodes", table.target)
-        with db.part(part):
-            if (
-                schema.is_typed
-                and columns.relation is not None
-                and (row := source.find_row(db, f"{source.text(columns.relation)} IS NULL"))
-            ):
-                raise ValueError(
-                    f"{row[0]}: row {row[1]}, column {columns.relation} is empty: each edge needs a "
-                    f"relation (data.schema, edges.{name}.relation)"
+    def read_nodes(
+        self,
+        sources: dict[str, Source],
+        known: list[Fitted] | None,
+        labels: tables_labels.KnownLabels | None,
+    ) -> None:
+        """Read the tables of nodes; a type without a table has the ids that edges name."""
+        for number, (name, table) in enumerate(self.schema.nodes.items()):
+            ends = [
+                (sources[other], column)
+                for other, own in self.schema.edges.items()
+                for kind, column in zip(
+                    (own.source, own.target), (own.columns.source, own.columns.target)
                 )
-            fitted = tables_edges.join(
-                db,
-                source,
-                table,
-                values,
-                (f"{ends[0].part}.nodes", f"{ends[1].part}.nodes"),
-                fitted=None if known is None else known[len(nodes) + number],
-                most_relations=MAX_RELATIONS if schema.is_typed else tables_edges.MOST_ONE_HOT,
-                refuses_dangling=config.dangling == "error",
-                unknown="error" if schema.is_typed else config.unknown,
-                until=until,
+                if kind == name
+            ]
+            own = self.nodes[name] = Nodes(self.db, self.config, table, f"nodes_{number}")
+            with self.db.part(own.part):
+                own.read(ends, None if known is None else known[number].columns, labels)
+        counts = {name: own.num_nodes for name, own in self.nodes.items()}
+        check_counts(counts, self.config.origin())
+
+    def join_edges(self, sources: dict[str, Source], known: list[Fitted] | None) -> None:
+        """Join the tables of edges with the nodes of both ends."""
+        config, is_typed, until = self.config, self.schema.is_typed, self._last_training()
+        for number, (name, table) in enumerate(self.schema.edges.items()):
+            part, columns = f"edges_{number}", table.columns
+            start, end = (f"{self.nodes[kind].part}.nodes" for kind in (table.source, table.target))
+            if is_made(table):
+                label_rows.refuse_unknown(sources[name], end, table.target)
+            with self.db.part(part):
+                fitted = tables_edges.join(
+                    sources[name],
+                    table,
+                    (start, end),
+                    fitted=None if known is None else known[len(self.nodes) + number],
+                    is_typed=is_typed,
+                    refuses_dangling=config.dangling == "error",
+                    unknown=config.unknown,
+                    until=until,
+                )
+                names = [name] if columns.relation is None else tables_edges.relations(self.db)
+            num_one_hot = 0
+            if columns.relation is not None and not is_typed:
+                num_one_hot = len(names) * (1 + columns.directed_relations)
+            own = ReadEdges(table, part, names, fitted, num_one_hot, sends=not is_made(table))
+            self.edges.append(own)
+
+    def _last_training(self) -> float | None:
+        """Return the time of the last training row of a label table; none without such a table, or labels.
+
+        A warning says how many training labels tell of the time of validation.
+        """
+        rows = self.schema.rows
+        if rows is None or (labels := self.nodes[label_rows.TYPE].labels) is None:
+            return None
+        times = label_rows.read_times(self.db)
+        train, valid = (times[mask.numpy()] for mask in labels.masks[:2])
+        if num_late := int((train + rows.length > valid.min(initial=np.inf)).sum()):
+            log.warning(
+                "the %s of %s end later than the first validation row, so that their labels tell of its time. "
+                "Leave out the rows between data.train_until and the first validation row",
+                rows.span,
+                count(num_late, "training row"),
             )
-            names = [name] if columns.relation is None else tables_edges.relations(db)
-        num_one_hot = 0
-        if columns.relation is not None and not schema.is_typed:
-            num_one_hot = len(names) * (1 + columns.directed_relations)
-        sends = not is_made(table)
-        found.append(ReadEdges(table, part, names, values, fitted, num_one_hot, sends=sends))
-    return found
+        return float(train.max(initial=times.min()))
 
-
-def _last_training(db: Database, schema: TableSchema, nodes: dict[str, ReadNodes]) -> float | None:
-    """Return the time of the last training row of a label table; none without such a table, or labels.
-
-    A warning says how many training labels tell of the time of validation.
-    """
-    if schema.rows is None or (labels := nodes[TYPE].labels) is None:
-        return None
-    times = label_rows.read_times(db)
-    train, valid = (times[mask.numpy()] for mask in labels.masks[:2])
-    if num_late := int((train + schema.rows.length > valid.min(initial=np.inf)).sum()):
-        log.warning(
-            "the %s of %s end later than the first validation row, so that their labels tell of its time. "
-            "Leave out the rows between data.train_until and the first validation row",
-            schema.rows.span,
-            count(num_late, "training row"),
-        )
-    return float(train.max(initial=times.min()))
-
-
-def _starts(nodes: dict[str, ReadNodes]) -> dict[str, int]:
-    """Return the number of the first node of each type."""
-    ends = itertools.accumulate((own.num_nodes for own in nodes.values()), initial=0)
-    return dict(zip(nodes, ends))
-
-
-def _learn(
-    db: Database,
-    config: TablesConfig,
-    nodes: dict[str, ReadNodes],
-    edges: list[ReadEdges],
-    *,
-    is_new: bool,
-) -> None:
-    """Learn what the features of each type are made with, when the edges are joined."""
-    first = _starts(nodes)
-    joined = [
-        LINKS.format(f"{own.part}.joined", first[own.table.source], first[own.table.target])
-        for own in edges
-    ]
-    num_nodes = sum(own.num_nodes for own in nodes.values())
-    for name, own in nodes.items():
-        neighbors = [
-            tables_nodes.Neighbors(f"{each.part}.joined", start, end, f"{nodes[other].part}.nodes")
-            for each in edges
-            for kind, other, start, end in (
-                (each.table.source, each.table.target, "s", "t"),
-                (each.table.target, each.table.source, "t", "s"),
+    def learn(self) -> None:
+        """Learn what the features of each type are made with, when the edges are joined."""
+        joined = [
+            LINKS.format(
+                f"{own.part}.joined", self.first[own.table.source], self.first[own.table.target]
             )
-            if kind == name
+            for own in self.edges
         ]
-        with db.part(own.part):
-            own.texts, own.columns = reading.learn_features(
-                db,
-                own.num_nodes,
-                config,
-                own.table,
-                own.labels,
-                own.columns,
-                neighbors=neighbors,
-                links=Links(" UNION ALL ".join(joined), num_nodes, first[name]),
-                is_new=is_new,
+        num_nodes = sum(own.num_nodes for own in self.nodes.values())
+        for name, own in self.nodes.items():
+            neighbors = [
+                Neighbors(f"{each.part}.joined", start, end, f"{self.nodes[other].part}.nodes")
+                for each in self.edges
+                for kind, other, start, end in (
+                    (each.table.source, each.table.target, "s", "t"),
+                    (each.table.target, each.table.source, "t", "s"),
+                )
+                if kind == name
+            ]
+            links = Links(" UNION ALL ".join(joined), num_nodes, self.first[name])
+            with self.db.part(own.part):
+                own.learn(neighbors, links, is_new=self.learned is None)
+
+    def make_types(self) -> tuple[GraphTypes, Plan]:
+        """Name the types and relations, and plan the features of types without.
+
+        Raises:
+            ValueError: a relation is there twice, or has the name of a reverse one.
+        """
+        config, schema, names = self.config, self.schema, list(self.nodes)
+        relations = [
+            (own.table.source, name, own.table.target) for own in self.edges for name in own.names
+        ]
+        check_schema(names, relations)
+        numbered = with_reverse(relations) if config.reverse_relations else relations
+        check_schema(names, numbered)
+        widths = {name: own.num_channels for name, own in self.nodes.items()}
+        is_mean = config.featureless == "mean" and schema.is_typed
+        if is_mean and schema.rows is not None:
+            is_mean = False
+            log.info(
+                "%s: no columns of degrees, nor of means for types without columns, which would count edges of the "
+                "future (data.degrees, data.featureless)",
+                config.origin(),
             )
+        plan = plan_means(widths, numbered) if is_mean else Plan(widths, {})
+        places, column = list[list[int]](), 1
+        for own in self.edges:
+            places += [[column if own.num_features else 0, own.num_features] for _ in own.names]
+            column += own.num_features
+        return GraphTypes(
+            names,
+            [own.num_nodes for own in self.nodes.values()],
+            list(plan.widths.values()),
+            numbered,
+            schema.labelled if config.reads_labels else None,
+            list(plan.sources),
+            edge_columns=places,
+        ), plan
 
+    def sort(self, num_nodes: int) -> tables_edges.Counted:
+        """Sort and count the edges."""
+        config, schema = self.config, self.schema
+        both = config.reverse_relations if schema.is_typed else config.to_undirected
+        hides = bool(config.hide_labelled) and schema.labels_edges and self._hide()
+        snapshots = None
+        if schema.rows is not None:
+            snapshots = label_rows.find_snapshots(self.db, schema.rows, config.snapshots)
+            self.writer.put(SNAPSHOT, torch.from_numpy(snapshots.of_rows))
+            self.writer.put(ROW_TIMES, torch.from_numpy(snapshots.times))
+        tables_edges.sort(
+            self.db,
+            self.edges,
+            self.first,
+            is_typed=schema.is_typed,
+            both=both,
+            loops_of="nodes_0.nodes" if config.add_self_loops else None,
+            snapshots=snapshots,
+        )
+        has_reverse = both and not hides and snapshots is None
+        return tables_edges.count(self.db, num_nodes, has_reverse=has_reverse)
 
-def _make_types(
-    config: TablesConfig,
-    schema: TableSchema,
-    nodes: dict[str, ReadNodes],
-    edges: list[ReadEdges],
-) -> tuple[GraphTypes, Plan]:
-    """Name the types and relations, and plan the features of types without.
-
-    Raises:
-        ValueError: a relation is there twice, or has the name of a reverse one.
-    """
-    relations = [(own.table.source, name, own.table.target) for own in edges for name in own.names]
-    check_schema(list(nodes), relations)
-    numbered = with_reverse(relations) if config.reverse_relations else relations
-    check_schema(list(nodes), numbered)
-    widths = {name: own.num_channels for name, own in nodes.items()}
-    is_mean = config.featureless == "mean" and schema.is_typed
-    if is_mean and schema.rows is not None:
-        is_mean = False
+    def _hide(self) -> bool:
+        """Mark the rows of labelled edges that send no messages to their ends; returns whether there are some."""
+        own = self.nodes[str(self.schema.labelled)]
+        if own.labels is None:  # other tables, of which no label is known
+            return False
+        with self.db.part(own.part):
+            by_time = self.config.split == "time"
+            is_hidden = tables_labels.find_hidden(
+                self.db, own.labels, by_time=by_time, is_new=self.divides
+            )
+        rows = pa.record_batch({"number": is_hidden.nonzero().squeeze(1).numpy()})
+        for table in self.edges:
+            if table.table.columns.source == own.table.columns.id:
+                with self.db.part(table.part):
+                    self.db.fill("hidden", rows.schema, iter([rows]))
+                table.hides = True
         log.info(
-            "%s: no columns of degrees, nor of means for types without columns, which would count edges of the "
-            "future (data.degrees, data.featureless)",
-            config.origin(),
+            "%s of %s edges send no messages, as they are predicted or later (task.hide_labelled)",
+            f"{len(rows):,}",
+            f"{own.num_nodes:,}",
         )
-    plan = plan_means(widths, numbered) if is_mean else Plan(widths, {})
-    places, column = list[list[int]](), 1
-    for own in edges:
-        places += [[column if own.num_features else 0, own.num_features] for _ in own.names]
-        column += own.num_features
-    return GraphTypes(
-        list(nodes),
-        [own.num_nodes for own in nodes.values()],
-        list(plan.widths.values()),
-        numbered,
-        schema.labelled if config.reads_labels else None,
-        list(plan.sources),
-        edge_columns=places,
-    ), plan
+        return bool(len(rows))
 
-
-def _sort(
-    db: Database,
-    config: TablesConfig,
-    schema: TableSchema,
-    writer: StoreWriter,
-    nodes: dict[str, ReadNodes],
-    edges: list[ReadEdges],
-    types: GraphTypes,
-    learned: Learned | None,
-    *,
-    begins: bool,
-) -> Counted:
-    """Sort and count the edges."""
-    both = config.reverse_relations if schema.is_typed else config.to_undirected
-    hides = bool(config.hide_labelled) and schema.labels_edges
-    if hides:
-        hides = _hide(
-            db, config, nodes[str(schema.labelled)], edges, is_new=learned is None or begins
+    def write(self, types: GraphTypes, plan: Plan, counted: tables_edges.Counted) -> None:
+        """Write every array and value of the store."""
+        db, schema, writer = self.db, self.schema, self.writer
+        num_features = sum(own.num_features for own in self.edges)
+        has_times = schema.rows is not None or any(own.table.place for own in self.edges)
+        tables_edges.write(
+            db, writer, counted, num_features, has_relations=schema.is_typed, has_times=has_times
         )
-    snapshots = None
-    if schema.rows is not None:
-        snapshots = label_rows.find_snapshots(db, schema.rows, config.snapshots)
-        writer.put(SNAPSHOT, torch.from_numpy(snapshots.of_rows))
-        writer.put(ROW_TIMES, torch.from_numpy(snapshots.times))
-    tables_edges.sort(
-        db,
-        edges,
-        _starts(nodes),
-        is_typed=schema.is_typed,
-        both=both,
-        loops_of=f"{NODES.format(0)}.nodes" if config.add_self_loops else None,
-        snapshots=snapshots,
-    )
-    has_reverse = both and not hides and snapshots is None
-    return tables_edges.count(db, sum(types.counts), has_reverse=has_reverse)
-
-
-def _hide(
-    db: Database, config: TablesConfig, own: ReadNodes, edges: list[ReadEdges], *, is_new: bool
-) -> bool:
-    """Mark the rows of labelled edges that send no messages to their ends; returns whether there are some."""
-    if own.labels is None:  # other tables, of which no label is known
-        return False
-    with db.part(own.part):
-        by_time = config.split == "time"
-        is_hidden = tables_labels.find_hidden(db, own.labels, by_time=by_time, is_new=is_new)
-    rows = pa.record_batch({"number": is_hidden.nonzero().squeeze(1).numpy()})
-    for table in edges:
-        if table.table.columns.source == own.table.columns.id:
-            with db.part(table.part):
-                db.fill("hidden", rows.schema, iter([rows]))
-            table.hides = True
-    log.info(
-        "%s of %s edges send no messages, as they are predicted or later (task.hide_labelled)",
-        f"{len(rows):,}",
-        f"{own.num_nodes:,}",
-    )
-    return bool(len(rows))
-
-
-def _write(
-    db: Database,
-    config: TablesConfig,
-    schema: TableSchema,
-    writer: StoreWriter,
-    nodes: dict[str, ReadNodes],
-    edges: list[ReadEdges],
-    types: GraphTypes,
-    plan: Plan,
-    counted: Counted,
-    learned: Learned | None,
-) -> None:
-    """Write every array and value of the store."""
-    num_features = sum(own.num_features for own in edges)
-    has_times = schema.rows is not None or any(own.table.place is not None for own in edges)
-    tables_edges.write(
-        db,
-        writer,
-        counted,
-        num_features,
-        has_relations=schema.is_typed,
-        has_times=has_times,
-    )
-    for name, own in nodes.items():
-        if name == schema.labelled:
+        if schema.labelled is not None:
+            own = self.nodes[schema.labelled]
             with db.part(own.part):
-                tables_nodes.write_terms(db, writer, own.num_nodes, own.texts)
-    summary: dict[str, object] = {"num_nodes": sum(types.counts), "num_categories": 0}
-    summary |= {"x_source": "data", "structure": dataclasses.asdict(counted.structure)}
-    if schema.is_typed:
-        summary |= {"num_categories": len(nodes), SCHEMA: types.to_value()}
-    if schema.is_typed or types.widths[0]:
-        _write_features(db, writer, nodes, types, plan, is_typed=schema.is_typed)
-    else:
-        moments = None if learned is None else learned.edges
-        summary["x_source"] = "edges" if num_features else "degree"
-        tables_edges.write_incident(writer, config.node_features, num_features, moments)
-    counts = {f"{own.part}.nodes": own.num_nodes for own in nodes.values()}
-    tables_nodes.write_names(db, writer, counts)
-    if learned is None:
-        known = [Fitted(own.columns) for own in nodes.values()]
-        for own in edges:
-            relations = own.names if schema.is_typed else own.fitted.relations
-            known.append(dataclasses.replace(own.fitted, relations=relations))
-        writer.put(FITTED, pack(known, schema.inputs() if schema.is_typed else None))
-    for name, own in nodes.items():
-        if own.labels is not None:
-            first = types.nodes_of(name).start
-            with db.part(own.part):
-                tables_labels.write(db, writer, own.labels, first, sum(types.counts))
-            summary |= tables_labels.describe(own.labels)
-        if own.columns.scores is not None:
-            summary[TEXT_SCORES] = tables_nodes.first_score(own.values, own.columns)
-    if not schema.is_typed:
-        query = f"SELECT min(s) FROM {edges[0].part}.joined WHERE t IS NOT NULL"
-        if (least := db.execute(query)[0][0]) is not None:
-            summary[FIRST_SOURCE] = int(least)
-    writer.finish(summary)
+                own.write_terms(writer)
+        summary: dict[str, object] = {"num_nodes": sum(types.counts), "num_categories": 0}
+        summary |= {"x_source": "data", "structure": dataclasses.asdict(counted.structure)}
+        if schema.is_typed:
+            summary |= {"num_categories": len(self.nodes), SCHEMA: types.to_value()}
+        if schema.is_typed or types.widths[0]:
+            self._write_features(types, plan)
+        else:
+            moments = None if self.learned is None else self.learned.edges
+            summary["x_source"] = "edges" if num_features else "degree"
+            tables_edges.write_incident(writer, self.config.node_features, num_features, moments)
+        counts = {f"{own.part}.nodes": own.num_nodes for own in self.nodes.values()}
+        write_names(db, writer, counts)
+        if self.learned is None:
+            known = [Fitted(own.columns) for own in self.nodes.values()]
+            for edges in self.edges:
+                relations = edges.names if schema.is_typed else edges.fitted.relations
+                known.append(dataclasses.replace(edges.fitted, relations=relations))
+            writer.put(FITTED, pack(known, schema.inputs() if schema.is_typed else None))
+        for name, own in self.nodes.items():
+            if own.labels is not None:
+                with db.part(own.part):
+                    tables_labels.write(db, writer, own.labels, self.first[name], sum(types.counts))
+                summary |= tables_labels.describe(own.labels)
+            if own.columns.scores is not None:
+                summary[TEXT_SCORES] = own.first_score
+        if not schema.is_typed:
+            query = f"SELECT min(s) FROM {self.edges[0].part}.joined WHERE t IS NOT NULL"
+            if (least := db.execute(query)[0][0]) is not None:
+                summary[FIRST_SOURCE] = int(least)
+        writer.finish(summary)
 
-
-def _write_features(
-    db: Database,
-    writer: StoreWriter,
-    nodes: dict[str, ReadNodes],
-    types: GraphTypes,
-    plan: Plan,
-    *,
-    is_typed: bool,
-) -> None:
-    """Write ``x``: the features of each type, zeros behind them, and the one-hot type. The edges are written."""
-    if writer.has("x"):
-        return
-    width = max(types.widths)
-    shape = sum(types.counts), width + len(nodes) * is_typed
-    with writer.write(x=(shape, torch.float32)) as opened:
-        for place, (name, own) in enumerate(nodes.items()):
-            begin = types.nodes_of(name).start
-            with db.part(own.part):
-                for first, block in tables_nodes.feature_blocks(
-                    db, own.num_nodes, own.values, own.texts, own.columns
-                ):
-                    rows = np.zeros((len(block), shape[1]), np.float32)
-                    rows[:, : block.shape[1]] = block
-                    if is_typed:
-                        rows[:, width + place] = 1
-                    opened["x"].write((begin + first) * shape[1], rows)
-        if plan.sources and writer.entry("edges")["shape"][1]:
-            x = np.memmap(opened["x"].path, np.float32, "r+", shape=shape)
-            edges, indptr = (tables_edges.map_array(writer, array) for array in ("edges", "indptr"))
-            fill_means(plan, types, edges, indptr, x)
-            x.flush()
+    def _write_features(self, types: GraphTypes, plan: Plan) -> None:
+        """Write ``x``: the features of each type, zeros behind them, and the one-hot type. The edges are written."""
+        writer, is_typed = self.writer, self.schema.is_typed
+        if writer.has("x"):
+            return
+        width = max(types.widths)
+        shape = sum(types.counts), width + len(self.nodes) * is_typed
+        with writer.write(x=(shape, torch.float32)) as opened:
+            for place, (name, own) in enumerate(self.nodes.items()):
+                with self.db.part(own.part):
+                    for first, block in own.feature_blocks():
+                        rows = np.zeros((len(block), shape[1]), np.float32)
+                        rows[:, : block.shape[1]] = block
+                        if is_typed:
+                            rows[:, width + place] = 1
+                        opened["x"].write((self.first[name] + first) * shape[1], rows)
+            if plan.sources and writer.entry("edges")["shape"][1]:
+                x = np.memmap(opened["x"].path, np.float32, "r+", shape=shape)
+                edges, indptr = (
+                    tables_edges.map_array(writer, array) for array in ("edges", "indptr")
+                )
+                fill_means(plan, types, edges, indptr, x)
+                x.flush()
 
 
 def refit_edges(config: TablesConfig, graph: Graph, edge_attr: Tensor) -> Tensor:

@@ -84,18 +84,16 @@ class Values:
             and (option == "weight" or name not in self.log1p + self.quantiles)
         ]
 
-    def cells(self, db: Database, source: Source) -> list[str]:
+    def cells(self, source: Source) -> list[str]:
         """Write SQL of the cells of each column: numbers, and of dates the seconds since 1970 in UTC."""
         return [
             source.number(option, name)
             if option != "dates"
-            else source.time(db, name, f"{source.key}.dates", may_be_empty=True, is_feature=True)
+            else source.time(name, f"{source.key}.dates", may_be_empty=True, is_feature=True)
             for option, name in self.columns
         ]
 
-    def report(
-        self, db: Database, source: Source, missing: list[int], flagged: list[int] | None
-    ) -> list[str]:
+    def report(self, source: Source, missing: list[int], flagged: list[int] | None) -> list[str]:
         """Say what becomes of the empty cells of each column, and refuse values that have no logarithm.
 
         Args:
@@ -108,7 +106,6 @@ class Values:
                 is_marked = flagged is None or place in flagged
                 notes.append(
                     source.report_empty(
-                        db,
                         option,
                         name,
                         count,
@@ -117,7 +114,6 @@ class Values:
                     )
                 )
         source.refuse_values(
-            db,
             "features",
             self.log1p,
             "<= -1",
@@ -148,29 +144,25 @@ class Values:
             found += [f"coalesce({feature}, 0)" for feature in (value, *more)]
         return found + [f"(v{place} IS NULL)::FLOAT" for place in fitted.flagged]
 
-    def fit_edges(
-        self, db: Database, name: str, fitted: Fitted, until: float | None = None
-    ) -> Fitted:
+    def fit_edges(self, source: Source, fitted: Fitted, until: float | None = None) -> Fitted:
         """Learn of the joined edges the latest time of each column of dates, and the scale of each column.
 
         Args:
-            name: of the table, for the log.
+            source: the table.
             fitted: is completed.
             until: only edges from before this time tell of it; none: all of them do.
         """
-        size, joined = (
-            len(self.columns),
-            JOINED if until is None else f"{JOINED} AND w < {_number(until)}",
-        )
+        size, joined = len(self.columns), JOINED
+        if until is not None:
+            joined += f" AND w < {_number(until)}"
         fitted.latest, fitted.mean, fitted.std = np.zeros(size), np.zeros(size), np.ones(size)
         for place, (option, column) in enumerate(self.columns):
             if option == "dates":
-                fitted.latest[place] = describe_dates(
-                    name, column, db.execute(f"SELECT max(v{place}) FROM {joined}")[0][0]
-                )
+                ((latest,),) = source.db.execute(f"SELECT max(v{place}) FROM {joined}")
+                fitted.latest[place] = describe_dates(source.name, column, latest)
             if self.is_standardized(option):
                 fitted.mean[place], fitted.std[place] = _moments(
-                    db,
+                    source.db,
                     f"SELECT ({self._of_edge(place, fitted)[0]})::DOUBLE AS x FROM {joined} AND v{place} NOTNULL",
                 )
         return fitted

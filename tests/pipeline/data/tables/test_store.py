@@ -20,12 +20,10 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data import cache, content
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, unpack_names
-from parallel_epochs.pipeline.data.tables import nodes as nodes_of_tables, sql, to_store as tables
+from parallel_epochs.pipeline.data.tables import sql, to_store as tables
 from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.sql import Database
-from parallel_epochs.pipeline.data.tables.values import Values
 from parallel_epochs.pipeline.graph.store import ArrayFile, StoreWriter
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.names import MASKS
@@ -650,11 +648,6 @@ def test_kinds_of_labels(tmp_path, cells, columns, metric, y):
     assert torch.equal(data.y.nan_to_num(nan=99), torch.tensor(y).nan_to_num(nan=99))
     assert data.train_mask.tolist() == [True, True, False, False, False] and data.metric == metric
     assert data.out_channels == (3 if metric == "acc" else len(names))
-
-
-def test_scores_of_texts_lie_behind_the_marks_of_empty_cells():
-    values = Values([("features", "a"), ("features", "b")], [], False, "flag")
-    assert nodes_of_tables.first_score(values, Columns([1])) == 3
 
 
 def test_features_of_numbers(tmp_path):

@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.tables import to_store as tables_typed
+from parallel_epochs.pipeline.data.tables import sorted_edges
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from tests.helpers.running import forked, status_of
@@ -132,7 +132,7 @@ def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless, 
 
 def test_relations_in_a_column_are_limited_as_kinds_of_edges(tmp_path, monkeypatch):
     write_tables(tmp_path)
-    monkeypatch.setattr(tables_typed, "MAX_RELATIONS", 1)
+    monkeypatch.setattr(sorted_edges, "MAX_RELATIONS", 1)
     with pytest.raises(
         ValueError,
         match=r"acts.csv: column what holds 2 different relations, which are ids rather "
