@@ -149,14 +149,11 @@ class RunConfig:
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule({"parallel.name": ("single",)}, "parallel.num_ranks", (1,), "it is one process"),
-        *(
-            Rule(
-                {name: lambda num_hops: num_hops > 0},
-                "trainer.name",
-                ("gnn",),
-                "other trainers read no node features",
-            )
-            for name in ("data.propagate", "data.summaries")
+        Rule(
+            {"data.propagate": lambda num_hops: num_hops > 0},
+            "trainer.name",
+            ("gnn",),
+            "other trainers read no node features",
         ),
         *(
             Rule({"data.device": ("cuda",)}, name, allowed, why)
@@ -164,12 +161,6 @@ class RunConfig:
                 ("trainer.name", ("gnn",), "other trainers make no batches of a graph"),
                 ("data.on_disk", (False,), "a graph on the disk is read by the CPU"),
             )
-        ),
-        Rule(
-            {"data.summaries": lambda num_hops: num_hops > 0},
-            "data.propagate",
-            (0,),
-            "the summaries hold means",
         ),
     )
 

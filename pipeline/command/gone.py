@@ -6,6 +6,7 @@ from typing import Any
 LAST_VERSION = "0.6.0"
 KEYS: dict[str, tuple] = {
     "baselines.seconds": (),
+    "data.summaries": (0,),
     "evaluation.smooth": (),
     "features.device": (),
     "loader.backend": ("native",),

@@ -84,14 +84,6 @@ class DataConfig:
         choices=("each", "one"),
         unless={"data.propagate": (0,)},
     )
-    summaries: int = key(
-        0,
-        "Number of hops K. Adds summaries of the neighbours and edges of each node, by relation: "
-        "count, mean, maximum, minimum and standard deviation of numbers, shares of categories, and "
-        "over 2 to K hops the means of these.",
-        minimum=0,
-        below=4,
-    )
     degrees: bool = degrees(False)
     link_negatives: str = key(
         "sides",
@@ -134,8 +126,8 @@ class DataConfig:
 
     @property
     def counts_degrees(self) -> bool:
-        """Tell whether degrees join the features. Summaries count the edges of each relation themselves."""
-        return self.degrees and not self.summaries
+        """Tell whether degrees join the features."""
+        return self.degrees
 
     @property
     def num_last(self) -> int:
@@ -362,7 +354,6 @@ def refuse_changes(config: DataConfig, what: str) -> None:
         ("to_undirected", False),
         ("add_self_loops", False),
         ("propagate", 0),
-        ("summaries", 0),
         *((("degrees", False),) if config.holds != "graphs" else ()),
     ):
         if (value := getattr(config, name)) != usual:

@@ -30,7 +30,7 @@ from parallel_epochs.pipeline.data.degrees import (
 )
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
 from parallel_epochs.pipeline.data.join_types import refuse_propagate
-from parallel_epochs.pipeline.data.learned import FITTED, Learned
+from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import (
     LinkSplit,
     describe_links,
@@ -42,12 +42,6 @@ from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.readers.given_store import check_prepared
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify, take_terms
-from parallel_epochs.pipeline.data.summaries import (
-    SUMMARIES,
-    check_plan,
-    summarise,
-    write_summarised,
-)
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
@@ -89,7 +83,6 @@ KEPT = {
     **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
     "hop_moments": Float[Tensor, "_ 2 _"],
     "fitted": UInt8[Tensor, "_"],
-    SUMMARIES: dict[str, Any],
     DEGREE_MOMENTS: Float[Tensor, "2 _"],
 }
 # Seconds between two looks at a store that another process writes.
@@ -130,11 +123,9 @@ def load(
         ValueError: the dataset is absent, incomplete or inconsistent.
         FileError: the cache cannot be read or written.
     """
-    ending = (
-        f"-hops-{config.propagate}{SCALES[config.propagate_scale]}"
-        if config.propagate
-        else f"-summaries-{config.summaries}" * (config.summaries > 0)
-    )
+    ending = ""
+    if config.propagate:
+        ending = f"-hops-{config.propagate}{SCALES[config.propagate_scale]}"
     own, verify = (
         content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES),
         content_hash is None,
@@ -154,7 +145,7 @@ def load(
             partial(write_degrees, data=data, num_last=config.num_last),
             verify=verify,
         )
-    return _load_widened(config, cache_dir, data, ending, verify=verify) if ending else data
+    return _load_averaged(config, cache_dir, data, ending, verify=verify) if ending else data
 
 
 def _derive(
@@ -175,28 +166,23 @@ def _derive(
     return out
 
 
-def _load_widened(
+def _load_averaged(
     config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool
 ) -> Graph:
-    """Open a graph with averages of its features over its edges, or with summaries of its neighbours and edges."""
-    num_hops, needed = config.propagate, "hop_moments" if config.propagate else SUMMARIES
-    if num_hops:
-        refuse_propagate(data, num_hops)
+    """Open a graph with averages of its features over its edges."""
+    num_hops = config.propagate
+    refuse_propagate(data, num_hops)
     if not data.edge_index.size(1):
-        key = "propagate" if num_hops else "summaries"
-        raise ValueError(f"data.{key} reads neighbours, and {config.origin()} has no edges")
+        raise ValueError(f"data.propagate reads neighbours, and {config.origin()} has no edges")
 
     def write(writer: store.StoreWriter) -> None:
-        hops = count(num_hops or config.summaries, "hop")
+        hops = count(num_hops, "hop")
         log.info("data: reading the features of neighbours over %s of the whole graph", hops)
-        if num_hops:
-            write_propagated(writer, data, num_hops, scale=config.propagate_scale)
-        else:
-            write_summarised(writer, data, config.summaries, config.find_marks(data.get(FITTED)))
+        write_propagated(writer, data, num_hops, scale=config.propagate_scale)
 
-    def check(widened: Graph) -> None:
-        if needed not in widened or widened.num_nodes != data.num_nodes:
-            raise DamagedFile(f"{widened.store} is damaged: it lacks {needed} or nodes")
+    def check(averaged: Graph) -> None:
+        if "hop_moments" not in averaged or averaged.num_nodes != data.num_nodes:
+            raise DamagedFile(f"{averaged.store} is damaged: it lacks hop_moments or nodes")
 
     return _derive(config, cache_dir, data, ending, write, verify=verify, check=check)
 
@@ -257,7 +243,7 @@ def _name_of(like: Learned | None) -> str:
 
 
 def load_own(config: DataConfig, cache_dir: str | Path) -> Graph:
-    """Open the graph that :func:`load` opens, without columns of degrees, averages over hops and summaries."""
+    """Open the graph that :func:`load` opens, without columns of degrees and averages over hops."""
     return _load(config, cache_dir)
 
 
@@ -301,7 +287,7 @@ def load_links(
     )
     # Links that are hidden must not show in the features: they are counted and averaged over the edges that are left.
     num_hops = config.propagate
-    hops = [num_hops] if num_hops else [{"summaries": config.summaries}] if config.summaries else []
+    hops: list[Any] = [num_hops] if num_hops else []
     hops += [config.propagate_scale] * (num_hops > 0 and config.propagate_scale != "each")
     hops = [DEGREES] * config.counts_degrees + hops
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
@@ -332,8 +318,6 @@ def load_links(
             add_degrees(data)
         if num_hops:
             data.x, data.hop_moments = propagate(data, num_hops, scale=config.propagate_scale)
-        if config.summaries:
-            summarise(data, config.summaries, config.find_marks(whole.get(FITTED)))
         _write_inspected(writer, data)
 
     path = path_of(config, cache_dir, f"{content_hash}-links")

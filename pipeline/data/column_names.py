@@ -9,7 +9,6 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.base_config import DataConfig
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED
-from parallel_epochs.pipeline.data.summaries import SUMMARIES
 
 if TYPE_CHECKING:
     from parallel_epochs.pipeline.data.tables.columns import NodeColumns
@@ -54,20 +53,15 @@ def name_nodes(config: DataConfig, data: Graph) -> list[list[Channel]]:
     """
     types, found = data.types, list[list[Channel]]()
     known = _of_tables(config, data)
-    more = data.get(SUMMARIES, {}).get("widths", [0] * len(types.names))
-    for place, (width, num_summaries) in enumerate(zip(types.widths, more, strict=True)):
+    for place, width in enumerate(types.widths):
         own = list(known[place]) if known else []
         num_degrees = types.degrees[place] if types.degrees else 0
         if types.homogeneous:
             own = _one_type(config, data, own, width)
         elif types.names[place] in types.averaged:
-            own = [Channel("means of neighbours")] * (width - num_degrees - num_summaries)
-        own = _filled(own, width - num_degrees - num_summaries, "x")
-        found.append(
-            own
-            + [Channel("degree")] * num_degrees
-            + [Channel("summaries of neighbours")] * num_summaries
-        )
+            own = [Channel("means of neighbours")] * (width - num_degrees)
+        own = _filled(own, width - num_degrees, "x")
+        found.append(own + [Channel("degree")] * num_degrees)
     if types.homogeneous:
         found[0] += [
             Channel("species", str(number)) for number in range(data.get("num_categories", 0))

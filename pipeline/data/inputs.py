@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from parallel_epochs.pipeline.data.degrees import DEGREE_MOMENTS
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
-from parallel_epochs.pipeline.data.summaries import SUMMARIES
 from parallel_epochs.pipeline.run.words import count
 
 # Types whose features are listed one by one.
@@ -45,8 +44,7 @@ def describe_inputs(
             concat=concat,
             learned_types=learned_types,
         )
-    num_summaries = sum(_widths_of(data))
-    num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors - num_summaries
+    num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors
     num_features, source = num_own // (num_hops + 1) - _num_degrees(data), data.get("x_source")
     if source == "degree":
         how = {"log_sum": ", its logarithm, standardised", "counts": ", its logarithm"}
@@ -65,8 +63,7 @@ def describe_inputs(
             f" and {'its' if source == 'degree' else 'their'} means over {'1 to ' * (num_hops > 1)}"
             f"{count(num_hops, 'hop')}"
         )
-    more = [_of_neighbours(num_summaries)] * (num_summaries > 0)
-    more += [f"{data.num_categories} species, one-hot"] * (data.num_categories > 0)
+    more = [f"{data.num_categories} species, one-hot"] * (data.num_categories > 0)
     if num_walks:
         more.append(
             f"whether a random walk is back after {'1 to ' * (num_walks > 1)}{count(num_walks, 'step')}"
@@ -109,15 +106,6 @@ def _num_degrees(data: Graph) -> int:
     return data[DEGREE_MOMENTS].size(1) if DEGREE_MOMENTS in data else 0
 
 
-def _widths_of(data: Graph) -> list[int]:
-    """Return how many summaries each type has."""
-    return data[SUMMARIES]["widths"] if SUMMARIES in data else [0] * len(data.types.names)
-
-
-def _of_neighbours(num_summaries: int) -> str:
-    return f"{count(num_summaries, 'summary', 'summaries')} of neighbours and edges"
-
-
 def _describe_typed(
     data: Graph,
     *,
@@ -136,19 +124,15 @@ def _describe_typed(
     """
     parts, types, num_edge_features = [], data.types, data.edge_attr.size(1) - 1
     degrees = types.degrees or [0] * len(types.names)
-    for name, width, num_made, num_degrees in zip(
-        types.names[:LISTED], types.widths, _widths_of(data), degrees
-    ):
-        width -= num_made + num_degrees
+    for name, width, num_degrees in zip(types.names[:LISTED], types.widths, degrees):
+        width -= num_degrees
         learns = num_learned > 0 and (learned_types is None or name in learned_types)
         own = [
             count(width, "mean", "means") + " of neighbours' features"
             if name in types.averaged
             else count(width, "feature")
         ] * (width > 0)
-        own += [count(num_degrees, "degree")] * (num_degrees > 0) + [_of_neighbours(num_made)] * (
-            num_made > 0
-        )
+        own += [count(num_degrees, "degree")] * (num_degrees > 0)
         own = [] if learns and not concat else own
         learned = [f"{count(num_learned, 'learned feature')} of each node"] if learns else []
         parts.append(

@@ -1,6 +1,6 @@
 """Keeps what preparation learned of a graph with a run, so that other data are prepared in the same way."""
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
 from parallel_epochs.pipeline.data.incident import moments_of_edges
 from parallel_epochs.pipeline.data.join_types import check_alike
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.summaries import SUMMARIES, check_plan
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import LOG_LABEL, MASKS
 from parallel_epochs.pipeline.run.read_back import build
@@ -32,7 +31,7 @@ class Learned:
     """Properties that a model expects of a graph, and numbers that its preparation takes from the training data.
 
     Attributes:
-        num_columns: of ``x``, without summaries.
+        num_columns: of ``x``.
         num_edge_columns: of ``edge_attr``; none without it.
         num_categories: how many of the last columns of ``x`` are one-hot species.
         x_source: where the other columns are from, see :func:`pipeline.data.prepare.prepare`.
@@ -47,9 +46,8 @@ class Learned:
         labels: mean and deviation of labels that are inputs or real values [2, columns]; none for others.
         fitted: what was learned of the columns of tables, see :class:`pipeline.data.tables.fitted.Fitted`, uint8; none
             for other sources.
-        schema: the types of a graph with several, as :class:`pipeline.data.graph_types.GraphTypes` gives them for JSON,
-            without summaries; none for others.
-        summaries: the fields of :class:`pipeline.data.summaries.Summaries`; none without them.
+        schema: the types of a graph with several, as :class:`pipeline.data.graph_types.GraphTypes` gives them for JSON;
+            none for others.
         log_label: whether log(1 + label) is learned.
     """
 
@@ -66,7 +64,6 @@ class Learned:
     labels: Float[Tensor, "2 columns"] | None = None
     fitted: UInt8[Tensor, " num_bytes"] | None = None
     schema: dict[str, Any] | None = None
-    summaries: dict[str, Any] | None = None
     log_label: bool = False
     degrees: Float[Tensor, "2 num_degrees"] | None = None
 
@@ -107,14 +104,11 @@ def from_dict(path: Path, content: Any) -> Learned:
         {
             entry.name: content[entry.name]
             for entry in fields(Learned)
-            if entry.name not in (FITTED, SCHEMA, SUMMARIES, LOG_LABEL, "degrees")
-            or entry.name in content
+            if entry.name not in (FITTED, SCHEMA, LOG_LABEL, "degrees") or entry.name in content
         },
     )  # of versions of before
     if found.schema is not None:
         GraphTypes.from_value(found.schema)
-    if found.summaries is not None:
-        check_plan(path, found.summaries)
     names: object = found.label_names
     if names and len(unpack_names(names, "label_names")) < found.out_channels:
         raise ValueError(f"there are fewer names of labels than out_channels={found.out_channels}")
@@ -134,17 +128,9 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
     source, edges = data.x_source, None
     if source != "data":
         edges = moments_of_edges(data.edge_index, data.edge_attr, node_features)
-    summaries, types = data.get(SUMMARIES), data.types
-    if summaries is not None:
-        types = replace(
-            types,
-            widths=[
-                own - more for own, more in zip(types.widths, summaries["widths"], strict=True)
-            ],
-        )
-    types = without_degrees(types)
-    is_own = summaries is None and not data.types.degrees
-    num_columns = data.x.size(1) if is_own else max(types.widths) + data.num_categories
+    types, num_columns = without_degrees(data.types), data.x.size(1)
+    if data.types.degrees:
+        num_columns = max(types.widths) + data.num_categories
     return Learned(
         num_columns,
         None if data.edge_attr is None else data.edge_attr.size(1),
@@ -159,7 +145,6 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
         labels,
         data.get(FITTED),
         None if types.homogeneous else types.to_value(),
-        summaries,
         data.get(LOG_LABEL, False),
         data.get(DEGREE_MOMENTS),
     )

@@ -184,12 +184,6 @@ ROWS: dict[str, list[str]] = {
         "model.gradient_checkpointing=true",
     ],
     "cluster: on disk": [*TOY, "data.on_disk=true", "data.propagate=2", "evaluation=views"],
-    "cluster: summaries, on disk": [
-        *TOY,
-        "data.on_disk=true",
-        "data.summaries=2",
-        "evaluation=views",
-    ],
     "cluster: the reference's kernel": [*TOY, "kernel=reference"],
     "revgnn": [*TOY, "model=revgnn", *DROPPED],
     "rgcn": [*TOY, "model=rgcn", *DROPPED],

@@ -394,7 +394,7 @@ class TablesConfig(DataConfig):
             "propagate": (0,),
         }
         if self.has_rows:
-            usual |= {"split": (None, "time"), "summaries": (0,), "on_disk": (False,)}
+            usual |= {"split": (None, "time"), "on_disk": (False,)}
             usual |= {"components": ("all",), "label_type": (None,)}
         if self.has_rows or self.tables.labels_edges:
             usual["reverse_relations"] = (True,)

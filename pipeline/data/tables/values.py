@@ -212,7 +212,7 @@ def values_of(table: NodeTable | EdgeTable) -> Values:
 
 
 def find_marks(schema: TableSchema, fitted: Tensor) -> tuple:
-    """Return which columns of a prepared graph mark the empty cells of others, see :class:`summaries.Marks`; an empty
+    """Return which columns of a prepared graph mark the empty cells of others, of nodes and of edges; an empty
     weight counts as 0.
 
     Args:

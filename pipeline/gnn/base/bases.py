@@ -17,7 +17,6 @@ from torch import Tensor
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.summaries import MARKS, NO_MARKS
 from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.base.fit import SECONDS, Base, fit_base
 from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, fit_link_base
@@ -27,7 +26,7 @@ from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.loaders.snapshots import size_of_pass
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.names import BASE_COLUMNS, ranks_at
+from parallel_epochs.pipeline.names import BASE_COLUMNS, MARKS, ranks_at
 from parallel_epochs.pipeline.run import checkpoint, pulse, read_back
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.log import format_score
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 AnyBase = TypeVar("AnyBase", Base, LinkBase)
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT, LINKS_FORMAT = 11, 4
+FORMAT, LINKS_FORMAT = 12, 4
 # All simple methods may take this part of the network's time, and a number of seconds between these.
 PART, FEWEST_SECONDS, MOST_SECONDS = 0.2, 1, 3 * SECONDS
 # A method is chosen for so many nodes, or whole graphs, at most.
@@ -84,7 +83,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
         raise ValueError(
             f"task.base={config.task.base}: this task has no simple methods. Leave it out"
         )
-    shape, marks = (task.num_rows, task.out_channels), data.get(MARKS, NO_MARKS)
+    shape, marks = (task.num_rows, task.out_channels), data.get(MARKS, ((), ()))
     asked = [
         FORMAT,
         config.task.base,

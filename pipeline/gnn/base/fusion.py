@@ -316,8 +316,8 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
         )
     ):
         raise ValueError(
-            f"{kept.title}: its scores are no longer in cache_dir, and it was fitted again with other ones"
-            ". Use the versions of scikit-learn and torch that summary.json names, or train again"
+            f"{kept.title}: its scores are no longer in cache_dir, and this version fits it otherwise. "
+            "Use the versions that summary.json names, or train again"
         )
     share = kept.share
     if base.reads_labels and share and not bool(predicted.graph.train_mask.any()):

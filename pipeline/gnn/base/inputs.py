@@ -14,17 +14,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.propagation import NormalizedAdjacency
-from parallel_epochs.pipeline.data.summaries import MARKS, NO_MARKS, SUMMARIES, Summaries, summarise
 from parallel_epochs.pipeline.data.tables.text import NUM_TERMS
-from parallel_epochs.pipeline.gnn.base.graphs import count_contents
+from parallel_epochs.pipeline.gnn.base.graphs import count_contents, count_patterns
 from parallel_epochs.pipeline.gnn.base.labels import Labels, to_logits
+from parallel_epochs.pipeline.gnn.base.summaries import Summaries, summarise
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import SNAPSHOT, TERMS, WHOLE_DEGREE, merit
 from parallel_epochs.pipeline.run.seeds import stream
 
-# Hops of the summaries by relation, and seconds for each column of each edge.
-NUM_HOPS, OF_COLUMN = 2, 3e-8
+# Seconds for each column of each edge that is summarised.
+OF_COLUMN = 3e-8
 
 
 class Inputs:
@@ -40,9 +40,8 @@ class Inputs:
         own: rows that may have labels: the nodes of their type, or all.
         width: number of columns of these nodes.
         are_graphs: whether the rows are graphs.
-        structure: columns of trees that read no labels, by parts.
         of_labels: columns of trees that read labels, behind the rows whose labels they read.
-        has_relations: whether there are several types of nodes, and time for summaries by relation.
+        has_relations: whether there are edges, and time for summaries by relation.
         plan: how the summaries by relation are made; none before they are.
         kept: labels that were propagated along some weights of edges: number of the weights, which labels, result.
     """
@@ -60,14 +59,12 @@ class Inputs:
                 types.widths[types.names.index(types.labelled)],
             )
         self.has_relations = (
-            len(types.names) > 1
-            and SUMMARIES not in data
-            and (OF_COLUMN * data.num_edges * sum(types.widths) < seconds / 3)
+            not self.are_graphs
+            and OF_COLUMN * data.num_edges * max(sum(types.widths), 1) < seconds / 3
         )
         self._hops: list[Tensor] = []
         self._moments = dict[int, tuple[Tensor, Tensor]]()
         self.kept: tuple[int, Tensor, Any] | None = None
-        self.structure: dict[str, Tensor] = {}
         self.plan: Summaries | None = None
         self.of_labels: tuple[Tensor, Tensor] | None = None
 
@@ -98,16 +95,11 @@ class Inputs:
 
     @cached_property
     def relations(self) -> Float[Tensor, "num_own columns"]:
-        """The columns that `data.summaries` would add to the rows that may have labels, without times of edges."""
-        data, types = copy.copy(self.data), self.data.types
-        if "edge_time" in data:
-            del data.edge_time
-        self.plan = Summaries(
-            **summarise(data, NUM_HOPS, data.get(MARKS, NO_MARKS), self.plan)[SUMMARIES]
-        )
-        assert types.labelled is not None
-        width = self.plan.widths[types.names.index(types.labelled)]
-        return data.x[self.own, self.width : self.width + width]
+        """Summaries of the neighbours and edges of the rows that may have labels."""
+        types = self.data.types
+        place = 0 if types.homogeneous else types.names.index(str(types.labelled))
+        found, self.plan = summarise(self.data, place, self.plan)
+        return found
 
     def hop(self, number: int) -> Float[Tensor, "num_own columns"]:
         """Return the columns of the rows that may have labels, after some steps along the edges.
@@ -128,6 +120,11 @@ class Inputs:
                 else self.relations
             )
         return self._hops[number]
+
+    @cached_property
+    def patterns(self) -> Float[Tensor, "num_graphs num_patterns"] | None:
+        """How often each pattern of categories is in a graph; none where nodes have no categories."""
+        return count_patterns(self.data, getattr(self.task, "num_last", 0))
 
     @property
     def kept_plan(self) -> dict[str, Any] | None:

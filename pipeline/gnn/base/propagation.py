@@ -171,3 +171,8 @@ def edge_weights(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
     if 1 < features.size(1) <= MOST_CHANNELS:
         for column in features.float().unbind(1):
             yield column * is_no_loop
+
+
+def weights_of_labels(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
+    """Yield equal weights of the edges and, where it is not negative, the sum of their columns; labels take the last."""
+    return islice(edge_weights(data), 2)

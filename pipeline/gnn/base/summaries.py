@@ -1,143 +1,272 @@
-"""Columns that trees read: a node's own, those of its neighbours, degrees, PageRank, and labels of neighbours."""
+"""Columns that summarise the neighbours and the edges of each node, relation by relation, for simple methods."""
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.messages import update_all
-from parallel_epochs.models.structure import find_degrees
-from parallel_epochs.pipeline.gnn.base.edges import are_edges, columns_of_ends, labels_of_ends
-from parallel_epochs.pipeline.gnn.base.graphs import count_patterns
-from parallel_epochs.pipeline.gnn.base.inputs import Inputs
-from parallel_epochs.pipeline.gnn.base.propagation import PRIOR, both_steps, edge_weights
-from parallel_epochs.pipeline.gnn.tasks.row import RowTask
+from parallel_epochs.pipeline.data.propagate import AT_ONCE, standardise
+from parallel_epochs.pipeline.data.relation import reverses_of
+from parallel_epochs.pipeline.gnn.base.method import TooLong
+from parallel_epochs.pipeline.names import MARKS
+from parallel_epochs.pipeline.run import pulse
 
-# Steps of PageRank, and its chance to follow an edge.
-STEPS, DAMPING = 20, 0.85
-# Columns are tried in these parts: a node's own; its degrees and PageRank; summaries of both over its neighbours; and
-# labels of neighbours. Those of graphs are sums, and counts of patterns. Those of labelled edges are the columns of
-# both ends, and labels of other edges there. More columns are not better: a tree may look at too many of them.
-PARTS = ("own", "degrees", "neighbours", "labels", "patterns", "ends", "labels of ends")
-# Columns of a node, or of edges, of which neighbours are summarised, and labels of neighbours, at most.
-MOST_COLUMNS, MOST_LABELS = 256, 128
+NUM_HOPS = 2
+# Columns of the nodes and of the edges of a relation that are summarised, and shares among them; and columns that a
+# type may get in all.
+MOST_COLUMNS, MOST_SHARES, MOST_OF_TYPE = 128, 32, 10_000
+# A column of numbers gives mean, maximum, minimum and standard deviation, a column of shares the mean alone.
+NUM_STATISTICS = 4
+# Rows by which columns are chosen, and numbers that are summarised at a time.
+SAMPLE, NUMBERS = 1 << 16, 1 << 22
+
+# A column, the column that marks its empty cells or again itself, and 1 for numbers or 0 for shares.
+Column = list[int]
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """The columns that are summarised.
+
+    Attributes:
+        edges: those of the edges of each relation.
+        nodes: for each hop and relation, those of the nodes at the beginning, which hops before may have made.
+        widths: number of the summaries of each type.
+        moments: mean and deviation of each of them, type by type; empty before they are known.
+    """
+
+    edges: list[list[Column]]
+    nodes: list[list[list[Column]]]
+    widths: list[int]
+    moments: list[list[float]]
 
 
 def summarise(
-    inputs: Inputs, known: Bool[Tensor, " num_rows"], parts: tuple[str, ...]
-) -> Float[Tensor, "num_own columns"]:
-    """Return the columns of the rows that may have labels.
+    data: Data, place: int, plan: Summaries | None = None
+) -> tuple[Float[Tensor, "num_nodes columns"], Summaries]:
+    """Summarise the incoming edges and the neighbours of the nodes of a type.
+
+    For each relation, a node gets the logarithm of 1 + the number of edges, a mark that there is none, and summaries of
+    each column of the edges and of the nodes at their beginning: mean, maximum, minimum and standard deviation, or the
+    mean alone of a column that is 0 or 1, or mostly 0. Hop 2 has the mean of each column of hop 1 of these nodes. Empty
+    cells do not count. Each column is then brought to mean 0 and variance 1, and is 0 where there is nothing to
+    summarise. Labels and times are not read.
 
     Args:
-        known: rows whose labels their neighbours read; no row reads its own.
-        parts: of :data:`PARTS`.
+        place: number of the type.
+        plan: what the summaries of the training graph are made with, in place of what this one tells.
+
+    Raises:
+        TooLong: there are too many columns.
     """
-    if {"degrees", "patterns"} & set(parts) and not inputs.structure:
-        patterns = (
-            count_patterns(inputs.data, getattr(inputs.task, "num_last", 0))
-            if inputs.are_graphs
-            else None
+    types = data.types
+    widths = [data.x.size(1)] if types.homogeneous else types.widths
+    plan, wide = plan or _plan(data, widths), list[np.ndarray]()
+    for name, own, more in zip(types.names, widths, plan.widths, strict=True):
+        nodes = types.nodes_of(name)
+        wide.append(np.zeros((len(nodes), own + more), np.float32))
+        wide[-1][:, :own] = data.x[nodes.start : nodes.stop, :own].numpy()
+    begins = list(widths)
+    for hop, of_hop in enumerate(plan.nodes):
+        for number, (source, _, target) in enumerate(types.relations):
+            end, begin = types.names.index(target), types.names.index(source)
+            rows, start = wide[end], begins[end]
+            places, src, ptr = _edges_of(data, number)
+            if not hop:
+                rows[:, start], rows[:, start + 1] = np.log1p(np.diff(ptr)), np.diff(ptr) == 0
+                attr = np.empty((0, 0)) if data.edge_attr is None else data.edge_attr.numpy()
+                start = _fill(rows, start + 2, attr, places, plan.edges[number], ptr)
+            begins[end] = _fill(rows, start, wide[begin], src, of_hop[number], ptr)
+            pulse.renew()
+    found = list[Tensor]()
+    first = sum(plan.widths[:place]) if plan.moments else 0
+    for values in torch.from_numpy(wide[place][:, widths[place] :]).split(AT_ONCE, dim=1):
+        used = _moments(values.double())
+        if plan.moments:
+            used = torch.tensor(plan.moments, dtype=torch.float64)[:, first:][:, : values.size(1)]
+            first += values.size(1)
+        values.copy_(standardise(values, used)[0].nan_to_num_(0.0))
+        found.append(used)
+    if not plan.moments:
+        moments = torch.zeros(2, sum(plan.widths), dtype=torch.float64)
+        first = sum(plan.widths[:place])
+        moments[:, first : first + plan.widths[place]] = torch.cat(found, 1)
+        plan = replace(plan, moments=moments.tolist())
+    return torch.from_numpy(wide[place][:, widths[place] :]), plan
+
+
+def _edges_of(data: Data, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the places of the edges of a relation, their sources within its type, and where each target's begin."""
+    types = data.types
+    source, target = (types.nodes_of(types.relations[number][place]) for place in (0, 2))
+    edges = data.edge_index.as_tensor().numpy()
+    places = np.arange(edges.shape[1])
+    if not types.homogeneous:
+        places = np.flatnonzero(data.edge_attr[:, 0].numpy() == number)
+    ptr = np.searchsorted(edges[1, places], np.arange(target.start, target.stop + 1))
+    return places, edges[0, places] - source.start, ptr
+
+
+def _plan(data: Data, widths: Sequence[int]) -> Summaries:
+    """Choose the columns that are summarised, and the place of each summary."""
+    types, marks = data.types, data.get(MARKS, ((), ()))
+    of_edges = _columns_of_edges(data, marks[1])
+    own = list[list[tuple[Column, int]]]()
+    for place, (name, width) in enumerate(zip(types.names, widths, strict=True)):
+        nodes = types.nodes_of(name)
+        rows = data.x[nodes.start : nodes.stop : max(len(nodes) // SAMPLE, 1)].numpy()
+        own.append(_varying(rows, range(width), marks[0][place] if marks[0] else {}))
+    edges, ends = [_choose(columns) for columns in of_edges], list(widths)
+    nodes, last = list[list[list[Column]]](), [range(0)] * len(widths)
+    for hop in range(NUM_HOPS):
+        firsts = list(ends)
+        nodes.append([])
+        for number, (source, _, target) in enumerate(types.relations):
+            begin, end = types.names.index(source), types.names.index(target)
+            if hop:
+                chosen = [[column, column, 0] for column in last[begin][:MOST_COLUMNS]]
+            else:
+                chosen = _choose(own[begin])
+                ends[end] += 2 + _width(edges[number])
+            nodes[hop].append(chosen)
+            ends[end] += _width(chosen)
+        last = [range(*span) for span in zip(firsts, ends, strict=True)]
+    more = [end - width for end, width in zip(ends, widths, strict=True)]
+    if max(more) > MOST_OF_TYPE:
+        raise TooLong(
+            f"summaries of neighbours would have {max(more):,} columns, and {MOST_OF_TYPE:,} are the most"
         )
-        inputs.structure = _of_structure(inputs) if patterns is None else {"patterns": patterns}
-    found = [inputs.hop(0)] if "own" in parts else []
-    found += [
-        inputs.structure[part] for part in ("degrees", "neighbours", "patterns") if part in parts
+    return Summaries(edges, nodes, more, [])
+
+
+def _width(columns: list[Column]) -> int:
+    return sum(NUM_STATISTICS if column[2] else 1 for column in columns)
+
+
+def _choose(columns: list[tuple[Column, int]]) -> list[Column]:
+    """Choose columns of the nodes, or of the edges, of a relation: numbers, and then the commonest shares.
+
+    Many numbers give their means alone.
+    """
+    columns = sorted(columns, key=lambda entry: (-entry[0][2], -entry[1], entry[0][0]))
+    num_numbers = sum(column[2] for column, _ in columns)
+    chosen = [column for column, _ in columns[: num_numbers + MOST_SHARES]][:MOST_COLUMNS]
+    if NUM_STATISTICS * num_numbers > MOST_COLUMNS:
+        chosen = [[place, mark, 0] for place, mark, _ in chosen]
+    return sorted(chosen)
+
+
+def _columns_of_edges(
+    data: Data, marks: Sequence[Mapping[int, int]]
+) -> list[list[tuple[Column, int]]]:
+    """Find the columns of each relation whose values differ, see :func:`_varying`."""
+    types, attr, found = data.types, data.edge_attr, list[list[tuple[Column, int]]]()
+    reverses = reverses_of(types.relations)
+    for number in range(len(types.relations)):
+        if attr is None:
+            found.append([])
+        elif number >= len(types.edge_columns) and number in reverses:
+            found.append(found[reverses[number]])  # it has the features of what it reverses
+        else:
+            columns = range(int(not types.homogeneous), attr.size(1))
+            if types.edge_columns:
+                first, width = types.edge_columns[number]
+                columns = range(first, first + width)
+            places = _edges_of(data, number)[0]
+            rows = attr.numpy()[places[:: max(len(places) // SAMPLE, 1)]]
+            found.append(_varying(rows, columns, marks[number] if marks else {}))
+    return found
+
+
+def _varying(
+    rows: np.ndarray, columns: Sequence[int], marks: Mapping[int, int]
+) -> list[tuple[Column, int]]:
+    """Find the columns whose values differ, each with the number of its values that are not 0."""
+    found = []
+    for column in columns:
+        mark = marks.get(column, column)
+        values = _known(rows, slice(None), [[column, mark, 0]])
+        values = values[~np.isnan(values)]
+        if len(values) and values.min() < values.max():
+            filled = int(np.count_nonzero(values))
+            is_number = 2 * filled > len(values) and not np.isin(values, (0, 1)).all()
+            found.append(([column, mark, int(is_number)], filled))
+    return found
+
+
+def _known(
+    x: np.ndarray, rows: np.ndarray | slice, columns: list[Column]
+) -> Float[np.ndarray, "num_rows columns"]:
+    """Return columns of some rows, float64, NaN for empty cells. Of averaged rows a mark is the share that is empty."""
+    found = []
+    for place, mark, _ in columns:
+        values = x[rows, place].astype(np.float64)
+        if mark != place:
+            share = 1.0 - x[rows, mark].astype(np.float64)
+            values = np.where(share > 0, values / np.where(share > 0, share, 1.0), np.nan)
+        found.append(values)
+    return np.stack(found, axis=1)
+
+
+def _moments(values: Float[Tensor, "num_nodes columns"]) -> Float[Tensor, "2 columns"]:
+    mean = values.nanmean(0).nan_to_num(0.0)
+    return torch.stack([mean, (values - mean).square().nanmean(0).nan_to_num(0.0).sqrt()])
+
+
+def _fill(
+    rows: np.ndarray,
+    start: int,
+    x: np.ndarray,
+    of_edges: np.ndarray,
+    columns: list[Column],
+    ptr: np.ndarray,
+) -> int:
+    """Write statistics of columns of some edges, NaN where there is nothing to summarise, those of numbers first.
+
+    Args:
+        rows: of the destinations.
+        start: the first column.
+        x: what is summarised.
+        of_edges: the row of each edge.
+        ptr: where the edges of each destination begin.
+
+    Returns:
+        The first column behind them.
+    """
+    at_once, offsets = max(NUMBERS // max(int(ptr[-1]), 1), 1), torch.from_numpy(ptr)
+    for is_number in (1, 0):
+        own = [column for column in columns if column[2] == is_number]
+        for place in range(0, len(own), at_once):
+            values = torch.from_numpy(_known(x, of_edges, own[place : place + at_once]))
+            for number, found in enumerate(_statistics(values, offsets, only_mean=not is_number)):
+                first = start + number * len(own) + place
+                rows[:, first : first + found.size(1)] = found.numpy()
+        start += _width(own)
+    return start
+
+
+def _statistics(
+    values: Float[Tensor, "num_edges columns"], offsets: Tensor, *, only_mean: bool
+) -> list[Tensor]:
+    """Return mean, maximum, minimum and standard deviation of what is known, NaN where nothing is."""
+    known = ~values.isnan()
+
+    def reduce(numbers: Tensor, how: str, initial: float = 0.0) -> Tensor:
+        return torch.segment_reduce(
+            numbers.contiguous(), how, offsets=offsets, axis=0, initial=initial
+        )
+
+    total = reduce(known.double(), "sum")
+    mean = reduce(values.nan_to_num(0.0), "sum") / total
+    if only_mean:
+        return [mean]
+    deviation = (values - mean.repeat_interleave(offsets.diff(), dim=0)).nan_to_num(0.0)
+    ends = [
+        reduce(values.masked_fill(~known, end), how, end).masked_fill(total == 0, torch.nan)
+        for how, end in (("max", -torch.inf), ("min", torch.inf))
     ]
-    found += [inputs.relations] if "relations" in parts else []
-    found += [_of_labels(inputs, known)] if "labels" in parts else []
-    found += [columns_of_ends(inputs)] if "ends" in parts else []
-    found += [labels_of_ends(inputs, known)] if "labels of ends" in parts else []
-    return torch.cat(found, dim=1)
-
-
-def choices(inputs: Inputs) -> list[tuple[str, ...]]:
-    """Return the parts that are tried together."""
-    own = ("own",) if inputs.hop(0).size(1) else ()
-    if inputs.are_graphs:
-        has_patterns = inputs.data.get("x_tables") is not None
-        return [own, ("patterns",), (*own, "patterns")] if has_patterns else [own]
-    if are_edges(inputs):
-        return [
-            parts
-            for parts in (
-                own,
-                (*own, "labels of ends"),
-                (*own, "ends"),
-                (*own, "ends", "labels of ends"),
-            )
-            if parts
-        ]
-    several = (
-        [own]
-        if isinstance(inputs.task, RowTask)
-        else [own, (*own, "labels"), (*own, "degrees", "labels")]
-    )
-    if inputs.has_relations:
-        several += [(*own, "relations"), *[(*own, "relations", "labels")] * (len(several) > 1)]
-    elif len(inputs.data.types.names) == 1:  # the columns of each type are its own
-        several += [(*own, "degrees", "neighbours"), (*own, "degrees", "neighbours", "labels")]
-    return [parts for parts in several if parts]
-
-
-def _of_structure(inputs: Inputs) -> dict[str, Tensor]:
-    """Compute degrees, PageRank and means of the edges' columns, and of all these and a node's own columns the means
-    over one hop and two, and the maxima over one.
-    """
-    data, own = inputs.data, inputs.own
-    edges, num = data.edge_index, data.num_nodes
-    found = [find_degrees(edges, num).in_degree.float().log1p().unsqueeze(1), _page_rank(inputs)]
-    if data.edge_attr is not None and data.edge_attr.size(1):
-        found.append(
-            update_all(
-                edges, "copy_e", "mean", e=data.edge_attr[:, :MOST_COLUMNS].float(), num_dst=num
-            )
-        )
-    degrees = torch.cat(found, dim=1)
-    if len(data.types.names) > 1:
-        return {"degrees": degrees[own]}
-    columns = torch.cat([inputs.hop(0)[:, :MOST_COLUMNS], degrees], 1)
-    once = update_all(edges, "copy_u", "mean", u=columns, num_src=num)
-    return {
-        "degrees": degrees,
-        "neighbours": torch.cat(
-            [
-                once,
-                update_all(edges, "copy_u", "mean", u=once, num_src=num),
-                update_all(edges, "copy_u", "max", u=columns, num_src=num),
-            ],
-            dim=1,
-        ),
-    }
-
-
-def _page_rank(inputs: Inputs) -> Tensor:
-    """Compute the logarithm of PageRank times the number of nodes."""
-    edges, num = inputs.data.edge_index, inputs.data.num_nodes
-    src = edges.as_tensor()[0].long()
-    share = torch.bincount(src, minlength=num).clamp(min=1).float().reciprocal()
-    share, rank = share.unsqueeze(1), torch.ones(num, 1)
-    for _ in range(STEPS):
-        rank = (
-            1 - DAMPING + DAMPING * update_all(edges, "copy_u", "sum", u=rank * share, num_src=num)
-        )
-    return rank.log()
-
-
-def _of_labels(inputs: Inputs, known: Tensor) -> Tensor:
-    """Compute the mean labels one step and two steps away without a node's own, and how many of them are known."""
-    if inputs.of_labels is None or not torch.equal(inputs.of_labels[0], known):
-        weights = list(weights_of_labels(inputs.data))
-        mean = inputs.labels.mean(known)
-        parts = []
-        for values, num in zip(*both_steps(inputs.data, inputs.labels, weights[-1], known)):
-            parts += [((values + PRIOR * mean) / (num + PRIOR))[:, :MOST_LABELS], num[:, :1]]
-        inputs.of_labels = known, torch.cat(parts, dim=1)[inputs.own]
-    return inputs.of_labels[1]
-
-
-def weights_of_labels(data: Data) -> Iterator[Float[Tensor, " num_edges"]]:
-    """Yield equal weights of the edges and, where it is not negative, the sum of their columns; labels take the last."""
-    return islice(edge_weights(data), 2)
+    return [mean, *ends, (reduce(deviation.square(), "sum") / total).sqrt()]

@@ -1,4 +1,4 @@
-"""Trees on own columns, on summaries of the neighbours, on degrees and on the labels of neighbours."""
+"""Trees on own columns, on summaries of the neighbours and edges, and on the labels of neighbours."""
 
 import math
 import warnings
@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from sklearn import ensemble
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
+from parallel_epochs.pipeline.gnn.base.edges import are_edges, columns_of_ends, labels_of_ends
 from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.base.labels import Labels
 from parallel_epochs.pipeline.gnn.base.method import Method, TooLong
-from parallel_epochs.pipeline.gnn.base.summaries import choices, summarise
+from parallel_epochs.pipeline.gnn.base.propagation import PRIOR, both_steps, weights_of_labels
+from parallel_epochs.pipeline.gnn.tasks.row import RowTask
 
 # They are fitted to so many training rows at most, and compared on so many.
 MOST_ROWS, COARSE_ROWS, COARSE_TREES = 50_000, 5_000, 30
@@ -35,6 +37,60 @@ GRAPHS = {
     ("patterns",): "patterns of categories",
     ("own", "patterns"): "sums and patterns of categories",
 }
+# Labels of neighbours that trees read, at most.
+MOST_LABELS = 128
+
+
+def columns_of(
+    inputs: Inputs, known: Bool[Tensor, " num_rows"], parts: tuple[str, ...]
+) -> Float[Tensor, "num_own columns"]:
+    """Return the columns of the rows that may have labels.
+
+    Args:
+        known: rows whose labels their neighbours read; no row reads its own.
+        parts: names of them, as :func:`choices` returns them.
+    """
+    found = {
+        "own": lambda: inputs.hop(0),
+        "patterns": lambda: inputs.patterns,
+        "relations": lambda: inputs.relations,
+        "labels": lambda: _of_labels(inputs, known),
+        "ends": lambda: columns_of_ends(inputs),
+        "labels of ends": lambda: labels_of_ends(inputs, known),
+    }
+    if unknown := [part for part in parts if part not in found]:
+        raise ValueError(
+            f"the simple method of the run reads {unknown[0]} of nodes, as version 0.6.0 and before make "
+            "them: pip install parallel-epochs==0.6.0"
+        )
+    return torch.cat([found[part]() for part in parts], dim=1)
+
+
+def choices(inputs: Inputs) -> list[tuple[str, ...]]:
+    """Return the parts that are tried together. More columns are not better: a tree may look at too many of them."""
+    own = ("own",) if inputs.hop(0).size(1) else ()
+    if inputs.are_graphs:
+        more: list[tuple[str, ...]] = [("patterns",)] if inputs.patterns is not None else []
+        return [own, *more, *[own + each for each in more]]
+    if are_edges(inputs):
+        more = [("labels of ends",), ("ends",), ("ends", "labels of ends")]
+    else:
+        more = [] if isinstance(inputs.task, RowTask) else [("labels",)]
+        if inputs.has_relations:
+            more += [("relations",), *[("relations", *each) for each in more]]
+    return [parts for parts in (own, *[own + each for each in more]) if parts]
+
+
+def _of_labels(inputs: Inputs, known: Tensor) -> Tensor:
+    """Compute the mean labels one step and two steps away without a node's own, and how many of them are known."""
+    if inputs.of_labels is None or not torch.equal(inputs.of_labels[0], known):
+        weights = list(weights_of_labels(inputs.data))
+        mean = inputs.labels.mean(known)
+        parts = []
+        for values, num in zip(*both_steps(inputs.data, inputs.labels, weights[-1], known)):
+            parts += [((values + PRIOR * mean) / (num + PRIOR))[:, :MOST_LABELS], num[:, :1]]
+        inputs.of_labels = known, torch.cat(parts, dim=1)[inputs.own]
+    return inputs.of_labels[1]
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
@@ -47,7 +103,7 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
         for parts in tried if best is None else [best[1]]:
             size = (
                 int(train.sum()),
-                summarise(inputs, train, parts).size(1),
+                columns_of(inputs, train, parts).size(1),
                 inputs.task.out_channels,
             )
             num_trees = int(min(cost.most, inputs.seconds * SHARE / cost.of_one(*size)))
@@ -80,7 +136,7 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict by plain arrays of trees; the mean label for rows that are not asked for."""
     inputs.follow(fitted)
-    labels, own = inputs.labels, summarise(inputs, known, fitted["parts"])
+    labels, own = inputs.labels, columns_of(inputs, known, fitted["parts"])
     chosen = slice(None) if asked is None else asked[inputs.own]
     rows = torch.from_numpy(fitted.get(QUICK, partial(evaluate, fitted))(own[chosen].numpy()))
     if fitted["is_boosted"] and not labels.are_values:
@@ -172,7 +228,7 @@ def _rows_of(
 ) -> tuple[np.ndarray, Tensor]:
     """Return the columns and the labels of the rows that trees are fitted to."""
     rows = inputs.draw(known & ~inputs.labels.y.isnan().all(1), most, seed)
-    return summarise(inputs, known, parts)[rows[inputs.own]].numpy(), inputs.labels.y[rows]
+    return columns_of(inputs, known, parts)[rows[inputs.own]].numpy(), inputs.labels.y[rows]
 
 
 def fit_forest(
@@ -188,7 +244,7 @@ def fit_forest(
     Unknown labels count as the mean.
 
     Args:
-        parts: columns, as :func:`summarise` takes them.
+        parts: columns, as :func:`columns_of` takes them.
         known: the training rows, whose labels their neighbours read.
         most: of them that trees are fitted to, at most, drawn at random.
     """

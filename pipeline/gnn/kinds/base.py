@@ -13,7 +13,6 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.learned import FITTED, Learned
-from parallel_epochs.pipeline.data.summaries import MARKS
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -22,6 +21,7 @@ from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.predict.top import Question
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.warm_start import learned_of
+from parallel_epochs.pipeline.names import MARKS
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 # Options of the models that model=auto compares, on a graph of one type of nodes and on one of several. All have the
@@ -172,8 +172,7 @@ class Kind(ABC):
             like=learned_of(self.config.train.init, self.config.data.is_stored),
         )
         self.check_data(data)
-        if not data.types.homogeneous:
-            data[MARKS] = self.config.data.find_marks(data.get(FITTED))
+        data[MARKS] = self.config.data.find_marks(data.get(FITTED))
         return data
 
     def models(self, data: Data) -> dict[str, dict]:

@@ -20,8 +20,7 @@ from parallel_epochs.pipeline.data.degrees import count_degrees, scale_degrees
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.gnn.base.labels import Labels
-from parallel_epochs.pipeline.gnn.base.propagation import nth_weights
-from parallel_epochs.pipeline.gnn.base.summaries import weights_of_labels
+from parallel_epochs.pipeline.gnn.base.propagation import nth_weights, weights_of_labels
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.predict import new_data
 from parallel_epochs.pipeline.gnn.predict.in_memory import written

@@ -24,7 +24,6 @@ from parallel_epochs.pipeline.data.learned import (
 )
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
-from parallel_epochs.pipeline.data.summaries import Summaries, summarise
 from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores, link_fusion
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
@@ -200,13 +199,7 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
 
 def _without_labels(config: GNNConfig) -> dict[str, Any]:
     has_rows = getattr(config.data, "has_rows", False)
-    kept = (
-        (*TIMES_OF_EDGES, "data.time_column")
-        if has_rows
-        else TIMES_OF_EDGES
-        if config.data.summaries
-        else ()
-    )
+    kept = (*TIMES_OF_EDGES, "data.time_column") if has_rows else ()
     return dict.fromkeys(key for key in OF_LABELS if key not in kept)
 
 
@@ -265,8 +258,6 @@ def complete(
         add_degrees(data, learned.degrees, num_last=source.num_last)
     if source.propagate:
         data.x, _ = propagate(data, source.propagate, learned.hops)
-    if learned.summaries is not None:
-        summarise(data, source.summaries, plan=Summaries(**learned.summaries))
     data, base = kind.accept(data, learned), cast(Any, None)
     if known_labels == OLD:
         _hide_new(data, run, state)

@@ -67,8 +67,6 @@ class Newcomers:
             own = load_own(config.data, config.cache_dir)
             if (source := own.get("x_source")) != "data":
                 reason = f"its nodes have features of their edges ({source})"
-            elif learned.summaries is not None:
-                reason = "features are summaries of the graph (data.summaries)"
         if reason is not None:
             raise ValueError(f"{run.folder} answers no new rows: {reason}")
         self._names = ids_of(own, None)

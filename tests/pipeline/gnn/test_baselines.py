@@ -12,7 +12,6 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.data.summaries import MARKS, summarise
 from parallel_epochs.pipeline.gnn.base import (
     base as base_module,
     graphs,
@@ -23,6 +22,7 @@ from parallel_epochs.pipeline.gnn.base import (
 from parallel_epochs.pipeline.gnn.base.fit import apply, fit_base
 from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.base.labels import Labels
+from parallel_epochs.pipeline.gnn.base.summaries import summarise
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.run import baseline_file
 from parallel_epochs.pipeline.run.seeds import stream
@@ -244,23 +244,14 @@ def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(c
     )
     data, task = setup.data, setup.task
     inputs, train, width = Inputs(data, task), data.train_mask, data.types.widths[0]
-    whole = copy.copy(data)
-    if "edge_time" in whole:
-        del whole.edge_time
-    expected = summarise(copy.copy(whole), 2)
-    assert torch.equal(inputs.hop(1), expected.x[inputs.own, width : expected.types.widths[0]])
+    assert torch.equal(inputs.hop(1), summarise(data, 0)[0])
     fitted = linear.fit_hops(inputs, train, (0, 1), "one", 1.0)
     other = copy.copy(data)
     other.x = torch.cat([data.x[:width], data.x[width:] + 1])
     others = Inputs(other, task)
     linear.predict(others, fitted, train)
-    assert others.plan == inputs.plan != summarise(copy.copy(other), 2)
+    assert others.plan == inputs.plan != summarise(other, 0)[1]
     assert Inputs(data, task, 1e-9).num_hops == 0 < inputs.num_hops  # without time, there are none
-    marks = [{1: 0} for _ in data.types.names], [{} for _ in data.types.relations]
-    marked = summarise(copy.copy(whole), 2, marks)
-    found = Inputs(copy.copy(data).update({MARKS: marks}), task).hop(1)
-    assert torch.equal(found, marked.x[inputs.own, width : marked.types.widths[0]])
-    assert not torch.equal(marked.x, expected.x)
     for name in ("linear", "trees"):
         base = fit_base(data, task, name)
         torch.testing.assert_close(

@@ -410,7 +410,7 @@ def test_scores_that_were_fitted_otherwise_are_refused(tried, tmp_path):
     content = dict(checkpoint.load(path := tmp_path / "run" / "base.pt"))
     checkpoint.save(path, content | {"sample": content["sample"] + 0.1})
     with pytest.raises(
-        ValueError, match="it was fitted again with other ones. Use the versions of scikit-learn"
+        ValueError, match="this version fits it otherwise. Use the versions that summary.json"
     ):
         predicted(SavedRun(tmp_path / "run", config, {}))
 

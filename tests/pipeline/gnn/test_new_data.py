@@ -88,8 +88,6 @@ CASES = {
     "counts": (dict(x=0), ["data.node_features=counts"]),
     "hops": (dict(), ["data.propagate=2"]),
     "hops of species": (dict(x=0, species=3), ["data.propagate=1"]),
-    "summaries": (dict(), ["data.summaries=2"]),
-    "summaries of species": (dict(x=0, species=3), ["data.summaries=1"]),
     "values": (dict(kind="values"), []),
     "labels as inputs": (dict(kind="tasks"), ["train.label_input=0.5"]),
     "weights of classes": (
@@ -111,7 +109,6 @@ REPEATED = (
     "degrees",
     "counts",
     "hops",
-    "summaries of species",
     "values",
     "views",
     "batches of neighbours",
@@ -149,8 +146,6 @@ def test_the_training_graph_as_new_data_gives_the_same_bits(name, tmp_path):
         "counts",
         "hops",
         "hops of species",
-        "summaries",
-        "summaries of species",
     ],
 )
 def test_what_is_added_later_changes_nothing_elsewhere(name, tmp_path):

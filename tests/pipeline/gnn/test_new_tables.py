@@ -60,14 +60,6 @@ CASES = {
     "counts": [*EDGES, *LABEL, "data.node_features=counts"],
     "degrees": ["data.edges.path=edges.parquet", *LABEL],
     "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
-    "summaries": [
-        *NUMBERS,
-        *EDGES,
-        *LABEL,
-        "data.empty=flag",
-        "data.edges.time=weight",
-        "data.summaries=2",
-    ],
     "ids of neighbours": [
         *NUMBERS,
         *LABEL,
@@ -126,7 +118,6 @@ REPEATED = (
     "split by time",
     "logarithms of values",
     "logarithms of sums",
-    "summaries",
     "quantiles",
 )
 

@@ -12,7 +12,6 @@ import parallel_epochs as pe
 from parallel_epochs.pipeline.data.tables import new_rows
 from parallel_epochs.pipeline.gnn.base import fusion, linear, trees
 from parallel_epochs.pipeline.gnn.base.inputs import Inputs
-from parallel_epochs.pipeline.gnn.base.summaries import summarise
 from parallel_epochs.pipeline.gnn.predict.newcomers import Newcomers
 from tests.pipeline.test_model import SMALL, people
 
@@ -308,7 +307,7 @@ def open_with(run, monkeypatch, name, share):
             "second": 3.0,
         },
         "trees": lambda: trees.fit_forest(inputs, ("own", "labels"), 0, 5, train),
-        "structure": lambda: trees.fit_forest(inputs, ("own", "degrees"), 0, 5, train),
+        "structure": lambda: trees.fit_forest(inputs, ("own", "relations"), 0, 5, train),
     }
     fitted = {
         "name": name.replace("structure", "trees"),
@@ -341,7 +340,7 @@ def test_simple_methods_score_new_rows_from_their_neighbourhood(based, monkeypat
                 if not newcomers._reach.weights:
                     data.edge_attr = None
                 inputs = Inputs(data, newcomers._setup.task)
-                columns.append(summarise(inputs, data.train_mask, ("labels",)))
+                columns.append(trees.columns_of(inputs, data.train_mask, ("labels",)))
             first = [each[: len(rows)] for each in columns]
             torch.testing.assert_close(*first, atol=1e-6, rtol=0)
         near, whole = newcomers.forward(near), newcomers.forward(whole)

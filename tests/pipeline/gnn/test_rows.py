@@ -514,7 +514,6 @@ EVENTS = "data.events={any: orders, within: 20}"
         (["task=link"], "task=link reads no labels"),
         (["task=edge"], "task=edge needs labels of edges"),
         (["data.on_disk=true"], "data.on_disk=true"),
-        (["data.summaries=1"], "data.summaries=1"),
         (["data.rows.type=null"], "data.rows.type=null must name .* one of user, item"),
         (["data.rows.within=soon"], "data.rows.within=soon is no span"),
         (["data.rows.within=20d"], "times that are numbers"),

@@ -84,25 +84,21 @@ def rows_of(data: Data) -> list[tuple]:
 
 # Every pair of the options is quick; the other half of the cases is slow.
 @pytest.mark.parametrize(
-    "reverse, featureless, summaries",
+    "reverse, featureless",
     [
         pytest.param(
             reverse,
             featureless,
-            summaries,
-            marks=[]
-            if (reverse + (featureless == "mean") + summaries // 2) % 2
-            else pytest.mark.slow,
+            marks=[] if reverse == (featureless == "mean") else pytest.mark.slow,
         )
         for reverse in (True, False)
         for featureless in ("mean", "none")
-        for summaries in (0, 2)
     ],
 )
-def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless, summaries):
+def test_equal_to_the_same_graph_as_hetero_data(tmp_path, reverse, featureless):
     hetero = as_hetero(write_tables(tmp_path))
     torch.save(hetero, tmp_path / "hetero.pt")
-    options = dict(reverse_relations=reverse, featureless=featureless, summaries=summaries)
+    options = dict(reverse_relations=reverse, featureless=featureless)
     found = load(TablesConfig(folder=str(tmp_path), schema=SCHEMA, **options), tmp_path)
     expected = load(FileConfig(path=str(tmp_path / "hetero.pt"), **options), tmp_path)
     # One column for the times of buys and sees in the tables, two in HeteroData, which has a relation each.
