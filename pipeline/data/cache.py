@@ -502,8 +502,6 @@ def _keep(
                 if verify:
                     check_values(path / store.MANIFEST, data.to_dict(), KEPT)
                     check_prepared(path / store.MANIFEST, data)
-                    if SUMMARIES in data:
-                        check_plan(path / store.MANIFEST, data[SUMMARIES])
                     check(data)
                 return data
             except DamagedFile as error:

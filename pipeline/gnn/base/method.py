@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Bool
 from torch import Tensor
 
-from parallel_epochs.pipeline.gnn.base.inputs import Inputs
-
 Rows = Bool[Tensor, " num_rows"]
-Predict = Callable[[Inputs, dict, Rows, Rows | None], Tensor]
+Predict = Callable[[Any, dict, Rows, Rows | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,8 @@ class Method:
         name: a value of ``task.base``.
         title: for people, with its settings.
         fit: fits it to some training rows; returns plain tensors and numbers.
-        predict: computes probabilities, or values, of all rows [num_rows, columns] from what was fitted, and from the
-            labels of some training rows. It may leave out other rows than those that are asked for.
+        predict: computes probabilities, or values, of all rows [num_rows, columns] from the inputs, what was fitted, and
+            the labels of some training rows. It may leave out other rows than those that are asked for.
         leaves_out: whether the predictions of a training row never read its own label.
         reads_labels: whether `predict` reads labels of neighbours.
     """

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from parallel_epochs.pipeline import training
 from parallel_epochs.pipeline.gnn.base import (
-    base as base_module,
+    fit as base_module,
     graphs,
     linear,
     propagation,

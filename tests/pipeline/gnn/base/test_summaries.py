@@ -72,7 +72,6 @@ def test_both_ends_of_a_relation_and_a_second_hop_by_hand(tmp_path):
     other.x = data.x + 1
     assert torch.equal(summarise(data, 0, plan)[0], users)
     assert not torch.equal(summarise(other, 0, plan)[0], users), "moments of the training"
-    torch.testing.assert_close(summarise(other, 0)[0], users)
 
 
 def expected(data, num_hops: int) -> np.ndarray:
@@ -109,7 +108,7 @@ def test_equal_to_plain_loops_whatever_is_read_at_a_time(tmp_path, monkeypatch, 
     data = write_species(tmp_path / "own.store", 70)
     assert (data.edge_index.get_csc()[0][0].diff() == 0).any()
     monkeypatch.setattr(summaries, "NUMBERS", numbers)
-    found, plan = summarise(data, 0)
+    found, _ = summarise(data, 0)
     np.testing.assert_allclose(found, expected(data, 2), atol=2e-5)
     monkeypatch.setattr(summaries, "MOST_OF_TYPE", 50)
     with pytest.raises(TooLong, match="would have 56 columns, and 50 are the most"):
