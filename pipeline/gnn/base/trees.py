@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def columns_of(
         known: rows whose labels their neighbours read; no row reads its own.
         parts: names of them, as :func:`choices` returns them.
     """
-    found = {
+    found: dict[str, Callable[[], Any]] = {
         "own": lambda: inputs.hop(0),
         "patterns": lambda: inputs.patterns,
         "relations": lambda: inputs.relations,
