@@ -39,8 +39,8 @@ TERMS = ("text_ptr", "text_terms", "text_weights")
 WHOLE_DEGREE, WHOLE_MEAN = "whole_degree", "whole_mean"
 # Value of a graph with the columns of x that hold the scores of a simple method.
 BASE_COLUMNS = "base_columns"
-# Of an opened graph, the columns that mark the empty cells of others: of the nodes of each type, and of the edges of
-# each relation but the reverse ones.
+# An opened graph says under this name which columns mark the empty cells of others: of the nodes of each type, and of
+# the edges of each relation but the reverse ones.
 MARKS = "marks"
 # The value of a prepared graph that is true if log(1 + label) is learned of real values.
 LOG_LABEL = "log_label"
