@@ -6,6 +6,7 @@ from typing import Any
 LAST_VERSION = "0.6.0"
 KEYS: dict[str, tuple] = {
     "baselines.seconds": (),
+    "data.propagate_scale": ("each",),
     "data.summaries": (0,),
     "evaluation.smooth": (),
     "features.device": (),
@@ -38,6 +39,8 @@ KEYS: dict[str, tuple] = {
     "trainer.relation_weight": (0.0,),
     "trainer.score_sample": (2000,),
 }
+# Values that a key has no more.
+VALUES = {"data.link_negatives": "hard", "data.node_features": "counts"}
 
 
 def leave_out(values: dict[str, Any]) -> dict[str, Any]:
@@ -47,12 +50,15 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
         values: of all keys, by their full names.
 
     Raises:
-        ValueError: a gone key has another value.
+        ValueError: a gone key has another value, or a key has a gone one.
     """
-    for name, fixed in KEYS.items():
-        if name in values and fixed and values[name] not in fixed:
-            raise ValueError(
-                f"{name}={values[name]} is a key of version {LAST_VERSION} and before, which opens this run: "
-                f"pip install parallel-epochs=={LAST_VERSION}"
-            )
+    wrong = [name for name, value in VALUES.items() if values.get(name) == value]
+    wrong += [
+        name for name, fixed in KEYS.items() if fixed and values.get(name, fixed[0]) not in fixed
+    ]
+    for name in wrong:
+        raise ValueError(
+            f"{name}={values[name]} is a key of version {LAST_VERSION} and before, which opens this run: "
+            f"pip install parallel-epochs=={LAST_VERSION}"
+        )
     return {name: value for name, value in values.items() if name not in KEYS}

@@ -64,9 +64,8 @@ class DataConfig:
     node_features: str = key(
         "log_sum",
         "How a graph without node features gets them. sum: the sum of the features of "
-        "a node's edges. log_sum: the logarithm of this sum, standardised. counts: for each edge "
-        "feature and each tenth of its range, the logarithm of the number of edges.",
-        choices=("sum", "log_sum", "counts"),
+        "a node's edges. log_sum: the logarithm of this sum, standardised.",
+        choices=("sum", "log_sum"),
         shapes_graph=True,
     )
     propagate: int = key(
@@ -76,23 +75,13 @@ class DataConfig:
         minimum=0,
         below=100,
     )
-    propagate_scale: str = key(
-        "each",
-        "How neighbour means are scaled. each: every column to variance 1. one: the "
-        "columns of a hop by one number, so that large columns, such as the first ones of a "
-        "singular value decomposition, stay large.",
-        choices=("each", "one"),
-        unless={"data.propagate": (0,)},
-    )
     degrees: bool = degrees(False)
     link_negatives: str = key(
         "sides",
         "Pairs without a link that are drawn for training, validation and test, where "
         "the dataset has none. sides: in a bipartite graph, the ends are of different sides, "
-        "as those of a link are. all: of any two nodes, as in runs of earlier versions. "
-        "hard: those of validation and test share a neighbour, or are joined by three links in "
-        "a bipartite graph; those of training are as with sides.",
-        choices=("sides", "all", "hard"),
+        "as those of a link are. all: of any two nodes, as in runs of earlier versions.",
+        choices=("sides", "all"),
         before="all",
         when={"task.name": ("link",)},
     )

@@ -16,14 +16,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped, UInt8
 from torch import Tensor
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.degrees import (
-    DEGREE_MOMENTS,
     add_degrees,
     can_have_degrees,
     write_degrees,
@@ -45,11 +43,10 @@ from parallel_epochs.pipeline.data.sparse import densify, take_terms
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
-from parallel_epochs.pipeline.names import FIRST_SOURCE, LOG_LABEL, MASKS, TERMS, TEXT_SCORES
+from parallel_epochs.pipeline.names import LOG_LABEL, TERMS, TEXT_SCORES
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
-from parallel_epochs.pipeline.run.read_back import check_values
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -62,29 +59,6 @@ LINKS_FORMAT, SCORES_FORMAT = 1, 1
 ENCODINGS_FORMAT = 2
 # End of the hash of a graph with columns of degrees.
 DEGREES = "-degrees"
-# That of one with averages over its edges, by data.propagate_scale.
-SCALES = {"each": "", "one": "-one"}
-# Types of the arrays and values of a prepared graph, as far as it has them.
-KEPT = {
-    "num_nodes": int,
-    "num_categories": int,
-    "num_relations": int,
-    "x_source": str,
-    "metric": str,
-    LOG_LABEL: bool,
-    "out_channels": int,
-    "structure": dict[str, int],
-    "x_tables": list[int],
-    "edge_tables": list[int],
-    FIRST_SOURCE: int,
-    "x": Shaped[Tensor, "num_nodes columns"],
-    "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
-    "y": Shaped[Tensor, "num_rows targets"],
-    **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
-    "hop_moments": Float[Tensor, "_ 2 _"],
-    "fitted": UInt8[Tensor, "_"],
-    DEGREE_MOMENTS: Float[Tensor, "2 _"],
-}
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
 # Looks between two lines of the log: five minutes.
@@ -123,9 +97,7 @@ def load(
         ValueError: the dataset is absent, incomplete or inconsistent.
         FileError: the cache cannot be read or written.
     """
-    ending = ""
-    if config.propagate:
-        ending = f"-hops-{config.propagate}{SCALES[config.propagate_scale]}"
+    ending = f"-hops-{config.propagate}" if config.propagate else ""
     own, verify = (
         content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES),
         content_hash is None,
@@ -178,7 +150,7 @@ def _load_averaged(
     def write(writer: store.StoreWriter) -> None:
         hops = count(num_hops, "hop")
         log.info("data: reading the features of neighbours over %s of the whole graph", hops)
-        write_propagated(writer, data, num_hops, scale=config.propagate_scale)
+        write_propagated(writer, data, num_hops)
 
     def check(averaged: Graph) -> None:
         if "hop_moments" not in averaged or averaged.num_nodes != data.num_nodes:
@@ -288,7 +260,6 @@ def load_links(
     # Links that are hidden must not show in the features: they are counted and averaged over the edges that are left.
     num_hops = config.propagate
     hops: list[Any] = [num_hops] if num_hops else []
-    hops += [config.propagate_scale] * (num_hops > 0 and config.propagate_scale != "each")
     hops = [DEGREES] * config.counts_degrees + hops
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
     chosen_split = *dataclasses.astuple(split)[:4], config.node_features == "log_sum"
@@ -317,7 +288,7 @@ def load_links(
         if config.counts_degrees:
             add_degrees(data)
         if num_hops:
-            data.x, data.hop_moments = propagate(data, num_hops, scale=config.propagate_scale)
+            data.x, data.hop_moments = propagate(data, num_hops)
         _write_inspected(writer, data)
 
     path = path_of(config, cache_dir, f"{content_hash}-links")
@@ -500,7 +471,6 @@ def _keep(
             try:
                 data = open_graph(path, verify=verify)
                 if verify:
-                    check_values(path / store.MANIFEST, data.to_dict(), KEPT)
                     check_prepared(path / store.MANIFEST, data)
                     check(data)
                 return data
@@ -551,12 +521,11 @@ def _reader(config: DataConfig) -> ModuleType:
 
 
 def _call(function: Callable, config: DataConfig, **more: Any) -> Any:
-    """Call a function of a reader with the keys of a dataset, or with what else is given, by its parameters' names."""
+    """Call a function of a reader with the configuration, keys of it, or what else is given, by its parameters' names."""
+    more |= {"config": config}
+    names = inspect.signature(function).parameters
     return function(
-        **{
-            name: more[name] if name in more else getattr(config, name)
-            for name in inspect.signature(function).parameters
-        }
+        **{name: more[name] if name in more else getattr(config, name) for name in names}
     )
 
 

@@ -47,7 +47,7 @@ def describe_inputs(
     num_own = data.x.size(1) - data.num_categories - num_walks - num_vectors
     num_features, source = num_own // (num_hops + 1) - _num_degrees(data), data.get("x_source")
     if source == "degree":
-        how = {"log_sum": ", its logarithm, standardised", "counts": ", its logarithm"}
+        how = {"log_sum": ", its logarithm, standardised"}
         text = f"no node features: degree only{how.get(node_features, '')}"
     else:
         where = {

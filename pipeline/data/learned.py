@@ -39,7 +39,7 @@ class Learned:
         out_channels: classes or columns of labels.
         tables: ``x_tables`` and ``edge_tables`` of many graphs, by these names.
         label_names: the tensors of the labels' names, see :mod:`pipeline.data.node_names`.
-        edges: mean and deviation, or least and greatest value, of what features are made of where they are made of
+        edges: mean and deviation of what features are made of where they are made of
             edges [2, channels], float64; none where nothing was learned of them.
         hops: mean and deviation of the features of each hop but the first [num_hops, 2, hop_channels], float64.
         degrees: mean and deviation of the columns of degrees [2, num_degrees], float64; none without them.
@@ -127,7 +127,7 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
     """
     source, edges = data.x_source, None
     if source != "data":
-        edges = moments_of_edges(data.edge_index, data.edge_attr, node_features)
+        edges = moments_of_edges(data.edge_index.get_csc()[0][0], data.edge_attr, node_features)
     types, num_columns = without_degrees(data.types), data.x.size(1)
     if data.types.degrees:
         num_columns = max(types.widths) + data.num_categories

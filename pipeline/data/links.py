@@ -9,6 +9,7 @@ together with the links. As in PyG's LinkNeighborLoader, pairs without a link th
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -40,8 +41,6 @@ log = logging.getLogger(__name__)
 
 # Largest fraction of links that another relation shows by accident.
 COPIED = 0.5
-# Paths of two links that hard pairs are listed of, at most.
-MOST_PATHS = 10**8
 # The value of a graph with pairs that holds the number of their relation.
 RELATION = "link_relation"
 # The metric of pairs that OGB has not divided: unlike hits@K, it does not depend on the number of negative pairs.
@@ -58,8 +57,7 @@ class LinkSplit:
         train_fraction, valid_fraction: of the links; the rest is for the test.
         seed: of a random order, and of the pairs that are drawn.
         node_features: how features are made of edges, see :func:`pipeline.data.incident.incident_features`.
-        negatives: "sides" draws pairs without a link of a bipartite graph across its sides, "all" of any two nodes,
-            "hard" of nodes that share a neighbour.
+        negatives: "sides" draws pairs without a link of a bipartite graph across its sides, "all" of any two nodes.
         until: the last time of training and that of validation, for "time", in place of the fractions.
     """
 
@@ -146,13 +144,10 @@ def divide_links(
     number, types = name_relation(graph, relation, origin), graph.types
     own = None if number is None else describe_relation(types, number)
     edges = graph.edge_index.as_tensor().long()
-    links, link_of_edge = (
-        find_links(edges, graph.num_nodes)
-        if own is None
-        else find_relation_links(edges, graph.edge_attr[:, 0], own, graph.num_nodes, origin)
-    )
+    relations: Any = None if own is None else graph.edge_attr[:, 0]
+    links, link_of_edge = find_links(edges, graph.num_nodes, own, relations)
     if own is not None:
-        warn_of_copies(types, own, links, edges, graph.edge_attr[:, 0])
+        warn_of_copies(types, own, links, edges, relations)
     masks, times = _choose(graph, split, links, link_of_edge, own, origin)
     is_other = link_of_edge < 0
     kept = (is_other | masks[0][link_of_edge.clamp(min=0)]).nonzero().squeeze(1)
@@ -162,10 +157,11 @@ def divide_links(
     if refit is not None and fitted is not None and edge_attr is not None:
         fitted = refit(graph, edge_attr)
     x, source = graph.x, graph.get("x_source", "data")
+    (indptr, _), _ = edge_index.get_csc()
     if not types.homogeneous:
-        x = refill_means(types, x, edge_index.as_tensor(), edge_index.get_csc()[0][0])
+        x = refill_means(types, x, edge_index.as_tensor(), indptr)
     elif source != "data":
-        made = incident_features(edge_index, edge_attr, split.node_features)
+        made = incident_features(indptr, edge_attr, split.node_features)
         x = torch.cat([made, x[:, x.size(1) - graph.num_categories :]], dim=1)
     pairs = _make_pairs(split, links, masks, graph.num_nodes, own, origin)
     names = {
@@ -209,11 +205,6 @@ def _make_pairs(
     # The links of the test are not known at the time of the validation.
     known = (links[~masks[2]], links) if split.kind == "time" else (links, links)
     if own is not None:
-        if split.negatives == "hard":
-            raise ValueError(
-                f"data.link_negatives=hard draws pairs of a graph with one type of nodes, and {origin} has "
-                f"the relation {own.name}. Leave it out, and rank all candidates by task.metric=recall@10"
-            )
         negatives = [
             draw_unlinked_targets(rng, pairs, taken, own, origin)
             for pairs, taken in zip((valid, test), known, strict=True)
@@ -222,8 +213,6 @@ def _make_pairs(
         side = find_sides(links, num_nodes) if split.negatives == "sides" else None
 
         def draw(number: int, taken: Tensor) -> Tensor:
-            if split.negatives == "hard":
-                return draw_hard(rng, number, train, taken, num_nodes, origin)
             drawn = None if side is None else draw_across(rng, number, taken, side)
             return draw_unlinked(rng, number, taken, num_nodes, origin) if drawn is None else drawn
 
@@ -242,23 +231,33 @@ def _make_pairs(
 
 
 def find_links(
-    edges: Int[Tensor, "2 num_edges"], num_nodes: int
+    edges: Int[Tensor, "2 num_edges"],
+    num_nodes: int,
+    own: LinkRelation | None = None,
+    relations: Any = None,
 ) -> tuple[Int[Tensor, "num_links 2"], Int[Tensor, " num_edges"]]:
     """Find the pairs of two different nodes that edges link, in either direction.
 
+    Args:
+        edges: all edges of the graph.
+        own: the relation whose edges are links; those of its reverse between the same nodes belong to them. None: all.
+        relations: the number of each edge's relation, float [num_edges], if there are several.
+
     Returns:
         The links, sorted by their smaller node: from it to the larger one, but the other way round if there is only
-        such an edge. And the link of each edge, -1 for self-loops.
+        such an edge. And the link of each edge, -1 for edges that belong to none, such as self-loops.
     """
-    source, target = edges
-    keys = torch.minimum(source, target) * num_nodes + torch.maximum(source, target)
-    links = torch.full((len(keys),), -1, dtype=torch.int64)
-    between = source != target
-    unique, links[between] = keys[between].unique(return_inverse=True)
+    low, high = edges.amin(0), edges.amax(0)
+    keys, is_link = low * num_nodes + high, low != high
+    belongs = is_link if own is None else is_link & own.edges_of(relations)
+    is_link = is_link if own is None else is_link & (relations == own.number)
+    unique = keys[is_link].unique()
+    place = torch.searchsorted(unique, keys)
+    belongs &= torch.isin(keys, unique)
     pairs = torch.stack([unique // num_nodes, unique % num_nodes], dim=1)
     ascending = torch.zeros(len(unique), dtype=torch.bool)
-    ascending[links[source < target]] = True
-    return torch.where(ascending[:, None], pairs, pairs.flip(1)), links
+    ascending[place[is_link & (edges[0] < edges[1])]] = True
+    return torch.where(ascending[:, None], pairs, pairs.flip(1)), torch.where(belongs, place, -1)
 
 
 def _choose(
@@ -270,35 +269,35 @@ def _choose(
     origin: str,
 ) -> tuple[list[Bool[Tensor, " num_links"]], Float[Tensor, " num_links"] | None]:
     """Divide the links into training, validation and test; also return their times if these divide them."""
+    name = origin if own is None else f"the relation {own.name} of {origin}"
     if not len(links):
         raise ValueError(
-            f"{origin} has no edge between two different nodes: there is no link to predict"
+            f"{name} has no edge between two different nodes: there is no link to predict"
         )
-    sorted_times = None
+    order: Any = None
+    sorted_times, groups = None, None
     if split.kind == "random":
         order = stream("links", split.seed).permutation(len(links))
     else:
-        times = (
-            graph.edge_time
-            if own is None
-            else times_of_links(
-                graph.get("edge_time"), graph.edge_attr[:, 0], own, origin, split.kind
+        times, is_own = graph.get("edge_time"), link_of_edge >= 0
+        if times is None or own and not times[graph.edge_attr[:, 0] == own.number].isfinite().all():
+            what, key = ("times", "time") if split.kind == "time" else ("splits", "split_column")
+            raise ValueError(
+                f"data.split={split.kind}: {name} has no {what}. Name their column by {key}, in its part of "
+                "data.schema, or set data.split=random"
             )
-        )
-        first = _earliest(times, link_of_edge, len(links))
-        order = first.argsort(stable=True).numpy()
-        sorted_times = first.numpy()[order]
+        first = torch.full((len(links),), torch.inf, dtype=torch.float64)
+        first.scatter_reduce_(0, link_of_edge[is_own], times[is_own].double(), "amin")
     if split.kind == "column":
         masks = [first == number for number in range(3)]
         if not masks[0].any():
             raise ValueError(f"{origin}: no link has train in the column data.edges.split_column")
         return masks, None
-    groups = None
+    if split.kind == "time":
+        order = first.argsort(stable=True).numpy()
+        sorted_times = first.numpy()[order]
     if split.kind == "group":
-        (order, groups), sorted_times = (
-            shuffle_groups(np.arange(len(links)), first.numpy(), split.seed),
-            None,
-        )
+        order, groups = shuffle_groups(np.arange(len(links)), first.numpy(), split.seed)
     masks = divide(
         order,
         len(links),
@@ -310,27 +309,14 @@ def _choose(
         groups=groups,
     )
     rest = 1 - split.train_fraction - split.valid_fraction
-    for mask, key, fraction in zip(
-        masks[1:],
-        ("data.valid_fraction", "the rest for the test"),
-        (split.valid_fraction, rest),
-        strict=True,
-    ):
+    fractions = {"data.valid_fraction": split.valid_fraction, "the rest for the test": rest}
+    for mask, (key, fraction) in zip(masks[1:], fractions.items(), strict=True):
         if not mask.any() and fraction > 1e-9 and split.until is None:
             raise ValueError(
-                f"{origin}: {key}={fraction:.4g} of {len(links):,} link{'s' * (len(links) > 1)} is less "
-                "than one link. Give more edges or other fractions"
+                f"{origin}: {key}={fraction:.4g} of {count(len(links), 'link')} is less than one link. Give "
+                "more edges or other fractions"
             )
     return masks, first if split.kind == "time" else None
-
-
-def _earliest(
-    times: Float[Tensor, " num_edges"], link_of_edge: Int[Tensor, " num_edges"], num_links: int
-) -> Float[Tensor, " num_links"]:
-    """Return the time of the first edge of each link."""
-    between = link_of_edge >= 0
-    first = torch.full((num_links,), torch.inf, dtype=torch.float64)
-    return first.scatter_reduce_(0, link_of_edge[between], times[between].double(), "amin")
 
 
 def draw_unlinked(
@@ -452,55 +438,6 @@ def draw_across(
     return pairs.sort(1).values
 
 
-def draw_hard(
-    rng: np.random.Generator,
-    count: int,
-    known: Int[Tensor, "num_known 2"],
-    links: Int[Tensor, "num_links 2"],
-    num_nodes: int,
-    origin: str,
-) -> Int[Tensor, "count 2"]:
-    """Draw different pairs without a link that share a neighbour, all with the same probability; of a bipartite graph,
-    pairs that paths of three links join, since no others can be links there.
-
-    Such pairs tell more of a model than random ones. It is simpler than HeaRT (https://arxiv.org/abs/2306.10453),
-    which replaces one end of each link and ranks the others by several indices.
-
-    Args:
-        known: links of the training, which paths follow.
-        links: all links.
-
-    Raises:
-        ValueError: there are not so many, or too many to list.
-    """
-    source, target = torch.cat([known, known.flip(1)]).t().numpy()
-    ones = np.ones(len(source), np.bool_)
-    step = scipy.sparse.coo_array((ones, (source, target)), (num_nodes,) * 2).tocsr()
-    side = find_sides(links, num_nodes)
-    degree = np.diff(step.indptr).astype(np.float64)
-    number, size = ("two", degree @ degree) if side is None else ("three", degree @ (step @ degree))
-    if size > MOST_PATHS:
-        raise ValueError(
-            f"data.link_negatives=hard: {origin} has {size:.2g} paths of {number} links, more than "
-            f"{MOST_PATHS:,}. Leave it out"
-        )
-    reached = (step @ step if side is None else step @ step @ step).tocoo()
-    low, high = (torch.from_numpy(ends).long() for ends in reached.coords)
-    keys = (low * num_nodes + high)[low < high]
-    keys = keys[~torch.isin(keys, links.amin(1) * num_nodes + links.amax(1))]
-    if len(keys) < count:
-        raise ValueError(
-            f"data.link_negatives=hard: {len(keys):,} pairs of {origin} are joined by paths of "
-            f"{number} links and are no links, but validation and test need {count:,}. Leave it out, or "
-            "raise data.train_fraction"
-        )
-    chosen = keys[torch.from_numpy(rng.permutation(len(keys))[:count])]
-    pairs = torch.stack([chosen // num_nodes, chosen % num_nodes], dim=1)
-    if side is None or not bool((side[links[:, 0]] == side[links[0, 0]]).all()):
-        return pairs
-    return torch.where(side[pairs[:, :1]] == side[links[0, 0]], pairs, pairs.flip(1))
-
-
 def _draw_free(
     rng: np.random.Generator, count: int, linked: Int[Tensor, " num_links"], num_free: int
 ) -> Int[Tensor, " count"]:
@@ -547,46 +484,6 @@ def link_relation_of(data: Graph) -> LinkRelation | None:
     return describe_relation(data.types, data[RELATION]) if RELATION in data else None
 
 
-def find_relation_links(
-    edges: Int[Tensor, "2 num_edges"],
-    relation: Float[Tensor, " num_edges"],
-    own: LinkRelation,
-    num_nodes: int,
-    origin: str,
-) -> tuple[Int[Tensor, "num_links 2"], Int[Tensor, " num_edges"]]:
-    """Find the pairs of two different nodes that edges of a relation link.
-
-    Within one type, a pair counts once if both nodes are linked to each other: it is that from the smaller node to the
-    larger one. The edges of the reverse relation between the same nodes belong to the link.
-
-    Args:
-        edges: all edges of the graph.
-        relation: the number of each edge's relation.
-
-    Returns:
-        The links, source and target of each, sorted by the smaller node; and the link of each edge, -1 for edges that
-        belong to none.
-
-    Raises:
-        ValueError: the relation has no edge between two different nodes.
-    """
-    low, high = edges.amin(0), edges.amax(0)
-    keys = low * num_nodes + high
-    is_link = (relation == own.number) & (low != high)
-    unique = keys[is_link].unique()
-    if not len(unique):
-        raise ValueError(
-            f"the relation {own.name} of {origin} has no edge between two different nodes: there is no "
-            "link to predict. Choose another by task.relation"
-        )
-    place = torch.searchsorted(unique, keys).clamp(max=len(unique) - 1)
-    belongs = (unique[place] == keys) & own.edges_of(relation) & (low != high)
-    pairs = torch.stack([unique // num_nodes, unique % num_nodes], dim=1)
-    ascending = torch.zeros(len(unique), dtype=torch.bool)
-    ascending[place[is_link & (edges[0] < edges[1])]] = True
-    return torch.where(ascending[:, None], pairs, pairs.flip(1)), torch.where(belongs, place, -1)
-
-
 def warn_of_copies(
     types: GraphTypes,
     own: LinkRelation,
@@ -603,14 +500,11 @@ def warn_of_copies(
     """
     num_nodes = sum(types.counts)
     keys = links.amin(1) * num_nodes + links.amax(1)
-    keys = keys.sort().values
-    others = ~own.edges_of(relation) & (edges[0] != edges[1])
-    found = edges.amin(0)[others] * num_nodes + edges.amax(0)[others]
-    place = torch.searchsorted(keys, found).clamp(max=len(keys) - 1)
-    is_copy = keys[place] == found
-    numbers = relation[others][is_copy].long()
+    found = edges.amin(0) * num_nodes + edges.amax(0)
+    is_copy = torch.isin(found, keys) & ~own.edges_of(relation)
+    found, numbers = found[is_copy], relation[is_copy].long()
     for number in numbers.unique().tolist():
-        share = len(found[is_copy][numbers == number].unique()) / len(keys)
+        share = len(found[numbers == number].unique()) / len(keys)
         if share > COPIED:
             log.warning(
                 "%.0f %% of the links of %s are edges of %s too, which stay in the graph: a model sees the "
@@ -622,27 +516,6 @@ def warn_of_copies(
                 REVERSE,
                 types.relations[own.number][1],
             )
-
-
-def times_of_links(
-    times: Tensor | None,
-    relation: Float[Tensor, " num_edges"],
-    own: LinkRelation,
-    origin: str,
-    kind: str = "time",
-) -> Float[Tensor, " num_edges"]:
-    """Return the times of edges, or what else divides them.
-
-    Raises:
-        ValueError: the edges of the relation have none.
-    """
-    if times is None or not bool(times[relation == own.number].isfinite().all()):
-        what, key = ("times", "time") if kind == "time" else ("splits", "split_column")
-        raise ValueError(
-            f"data.split={kind}: the relation {own.name} of {origin} has no {what}. Name their column by "
-            f"{key}, in its part of data.schema, or set data.split=random"
-        )
-    return times
 
 
 def draw_unlinked_targets(

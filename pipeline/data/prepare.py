@@ -162,7 +162,7 @@ def _node_features(
     else:
         x_source = "degree" if edge_attr is None else "edges"
         x = incident_features(
-            edge_index, edge_attr, kind, None if learned is None else learned.edges
+            edge_index.get_csc()[0][0], edge_attr, kind, None if learned is None else learned.edges
         )
     if "species" not in data:
         return x, 0, x_source

@@ -29,8 +29,6 @@ def propagate(
     data: Graph,
     num_hops: int,
     moments: Float[Tensor, "num_hops 2 channels"] | None = None,
-    *,
-    scale: str = "each",
 ) -> tuple[Float[Tensor, "num_nodes channels_of_all_hops"], Float[Tensor, "num_hops 2 channels"]]:
     """Average the features of a graph's nodes over their incoming edges `num_hops` times, and keep every result.
 
@@ -43,7 +41,6 @@ def propagate(
         data: a prepared graph, see :func:`pipeline.data.cache.load`.
         num_hops: at least 1.
         moments: what this function returned second for another graph, in place of the numbers of this one.
-        scale: "each", or "one" for columns that keep their sizes within a hop, where 1 is the mean of their variances.
 
     Returns:
         [num_nodes, (num_hops + 1) * channels + num_categories], float32: all hops, then the one-hot species of ``x``;
@@ -55,7 +52,7 @@ def propagate(
     shape = _shape_of(data, num_hops)
     refuse_too_large(f"data.propagate={num_hops}", *shape)
     out = np.empty(shape, np.float32)
-    found = _write_hops(out, data, num_hops, data.x.size(1), moments, scale)
+    found = _write_hops(out, data, num_hops, data.x.size(1), moments)
     return torch.from_numpy(out), found
 
 
@@ -64,7 +61,6 @@ def write_propagated(
     data: Graph,
     num_hops: int,
     *,
-    scale: str = "each",
     most_bytes: int | None = None,
 ) -> None:
     """Write the store of a graph whose features are propagated, see :func:`propagate`.
@@ -74,7 +70,6 @@ def write_propagated(
 
     Args:
         data: a graph in a store.
-        scale: as for :func:`propagate`.
         most_bytes: memory that the columns may take. None: a sixteenth of the machine's. One column is always held.
 
     Raises:
@@ -95,9 +90,7 @@ def write_propagated(
                 if math.prod(shape)
                 else np.empty(shape, np.float32)
             )
-            arrays["hop_moments"].write(
-                0, _write_hops(out, data, num_hops, step, scale=scale).numpy()
-            )
+            arrays["hop_moments"].write(0, _write_hops(out, data, num_hops, step).numpy())
     writer.finish(values | {"num_categories": data.num_categories})
 
 
@@ -137,7 +130,6 @@ def _write_hops(
     num_hops: int,
     step: int,
     moments: Tensor | None = None,
-    scale: str = "each",
 ) -> Tensor:
     """Write what :func:`propagate` returns first, some columns of ``x`` at a time, and return the second."""
     own, categories = data.x.split(
@@ -157,21 +149,7 @@ def _write_hops(
                 of_hops.append(used)
             _copy(out[:, hop * channels + first :][:, : values.size(1)], scaled if hop else values)
         found.append(torch.stack(of_hops))
-    kept = torch.cat(found, dim=2) if found else torch.empty(num_hops, 2, 0, dtype=torch.float64)
-    if scale == "one" and moments is None and found:
-        _share_scales(out, kept)
-    return kept
-
-
-def _share_scales(out: np.ndarray, moments: Float[Tensor, "num_hops 2 channels"]) -> None:
-    """Give the columns of each hop, which have variance 1, one scale, and write it in place of their deviations."""
-    for hop, (_, deviation) in enumerate(moments, start=1):
-        scale = deviation.square().mean().sqrt()
-        factor = (deviation / scale).nan_to_num(0.0).float().numpy()
-        for first in range(0, len(out), COPIED):
-            out[first : first + COPIED, hop * len(factor) : (hop + 1) * len(factor)] *= factor
-            pulse.renew()
-        deviation.fill_(scale)
+    return torch.cat(found, dim=2) if found else torch.empty(num_hops, 2, 0, dtype=torch.float64)
 
 
 def _average_in_blocks(data: Graph, x: Tensor) -> Tensor:

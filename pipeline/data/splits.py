@@ -21,6 +21,12 @@ def shuffle(chosen: np.ndarray, seed: int) -> np.ndarray:
     return stream("split", seed).permutation(np.flatnonzero(chosen))
 
 
+def has_label(y: Tensor) -> np.ndarray:
+    """Tell which rows have a label: no negative whole numbers, and not NaN alone; bool [num_rows]."""
+    y = y.reshape(len(y), -1)
+    return (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
+
+
 def shuffle_all(count: int, seed: int) -> np.ndarray:
     """Return the numbers below `count` in a random order.
 

@@ -21,9 +21,9 @@ from torch_geometric.data import Data, HeteroData
 
 import parallel_epochs as pe
 from parallel_epochs.pipeline import apart, api
-from parallel_epochs.pipeline.data import objects
+from parallel_epochs.pipeline.data import cache, objects
+from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
-from parallel_epochs.pipeline.data.readers import saved_graph
 from tests.helpers.running import ROOT, finish, shell, summary_of
 from tests.helpers.typed_tables import SCHEMA, write_tables as write_typed
 from tests.pipeline.gnn.test_new_data import graph
@@ -126,7 +126,7 @@ def test_names_and_weights_of_networkx_are_kept(tmp_path):
     found.edges["b", "a"]["weight"] = 2.5  # the other one weighs 1
     given = objects.attributes_of(found)
     torch.save(given, tmp_path / "graph.pt")
-    data = saved_graph.read(tmp_path / "graph.pt")
+    data = cache.read(FileConfig(path=str(tmp_path / "graph.pt")))
     names = unpack_names(data)
     assert {
         (names[a], names[b]): weight
@@ -147,7 +147,7 @@ def test_names_and_weights_of_networkx_are_kept(tmp_path):
     ):
         torch.save(given | {key: wrong}, tmp_path / "wrong.pt")
         with pytest.raises(ValueError, match="are not 3 different names in UTF-8"):
-            saved_graph.read(tmp_path / "wrong.pt")
+            cache.read(FileConfig(path=str(tmp_path / "wrong.pt")))
 
 
 @pytest.mark.parametrize("kind", ["HeteroData", pytest.param("tables", marks=pytest.mark.slow)])
@@ -683,7 +683,8 @@ class Net(torch.nn.Module):
 """)
     torch.save(graph().to_dict(), tmp_path / "graph.pt")
     program = f"""import parallel_epochs as pe
-from parallel_epochs.pipeline.data import objects
+from parallel_epochs.pipeline.data import cache, objects
+from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.readers import saved_graph
 def train():

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import check_edge_index, check_tensor
-from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
+from parallel_epochs.pipeline.data.config import FileConfig
+from parallel_epochs.pipeline.data.splits import divide, has_label, shuffle, shuffle_groups
 from parallel_epochs.pipeline.data.tables.schema import EDGE_TYPE, NODE_TYPE
 from parallel_epochs.pipeline.names import MASKS
 
@@ -22,31 +24,20 @@ OF_EDGES = ("edge_index", "edge_attr", LABELS, *MASKS)
 
 
 def split_edges(
-    origin: str,
-    saved: Mapping,
-    *,
-    split: str | None,
-    times: Tensor | None,
-    fractions: tuple[float, float],
-    seed: int,
-    hides: bool,
-    needs_labels: bool,
+    saved: Mapping, config: FileConfig, times: Tensor | None, *, needs_labels: bool
 ) -> dict[Any, Any]:
     """Return the parts of a ``HeteroData`` of a graph whose edges have labels.
 
     Args:
-        origin: of the graph, for messages.
         saved: attributes of the graph, ``edge_index``, ``edge_label`` and perhaps masks of the edges among them.
-        split: how the edges are divided, in place of masks: "random", or by "time".
+        config: how the edges are divided; whether edges of validation and test send no messages.
         times: of the edges, for a split by time.
-        fractions: for training and validation.
-        seed: of a random split.
-        hides: whether edges of validation and test send no messages.
         needs_labels: whether there are labels and splits. Otherwise all edges send.
 
     Raises:
         ValueError: labels or masks do not fit the edges, or masks part the two directions of an edge.
     """
+    origin = config.path
     for name in ("edge_index", *[LABELS] * needs_labels):
         check_tensor(name, saved.get(name))
     index = saved["edge_index"].as_subclass(Tensor).long()
@@ -62,19 +53,20 @@ def split_edges(
                 f"{origin}: {LABELS} has {len(y):,} rows, and there are {num_edges:,} edges: give each "
                 "its label, nan or -1 where it is not known"
             )
-        known = (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
         groups = _group(index)
-        if split is not None:
-            masks = _divide(known, groups, times, fractions, seed)
+        if config.split is not None:
+            masks = _divide(has_label(y), groups, times, config)
         else:
             masks = {name: saved[name] for name in MASKS if name in saved}
             _check_masks(origin, masks, groups, y)
-        edge |= {"y": saved[LABELS], **masks} | {
-            key: saved[key] for key in ("metric",) if key in saved
-        }
-        shown = ~(masks[MASKS[1]] | masks[MASKS[2]]) if hides else shown
-        if hides and times is not None:
-            shown &= masks[MASKS[0]] | (times <= times[masks[MASKS[0]]].max())
+        edge |= {"y": saved[LABELS], **masks}
+        edge |= {key: saved[key] for key in ("metric",) if key in saved}
+        train, valid, test = masks.values()
+        if config.hide_labelled:
+            shown = ~(valid | test)
+            shown &= (
+                torch.ones_like(train) if times is None else train | (times <= times[train].max())
+            )
     node = {key: saved[key] for key in ("x", "num_nodes", "names", "names_ptr") if key in saved}
     if "x" not in node:
         node.setdefault("num_nodes", int(index.max()) + 1)
@@ -103,27 +95,24 @@ def _group(index: Tensor) -> np.ndarray:
 
 
 def _divide(
-    known: np.ndarray,
-    groups: np.ndarray,
-    times: Tensor | None,
-    fractions: tuple[float, float],
-    seed: int,
+    known: np.ndarray, groups: np.ndarray, times: Tensor | None, config: FileConfig
 ) -> dict[str, Tensor]:
     """Divide the edges with labels; those of a group stay together, as one may tell the label of another."""
-    edges = np.flatnonzero(known)
-    of_order, is_grouped = None, len(np.unique(groups[edges])) < len(edges)
-    if is_grouped and times is not None:
-        when, place = times.numpy(), np.unique(groups, return_inverse=True)[1]
+    edges, of_order = np.flatnonzero(known), None
+    is_grouped = len(np.unique(groups[edges])) < len(edges)
+    if times is not None:
+        # A group has the time of its first edge with a label; without groups each edge is one.
+        place = np.unique(groups, return_inverse=True)[1] if is_grouped else np.arange(len(groups))
         first = np.full(len(groups), np.inf)
-        np.minimum.at(first, place[edges], when[edges])
+        np.minimum.at(first, place[edges], times.numpy()[edges])
         order = np.lexsort((place, first[place]))
         order = order[known[order]]
-        of_order = place[order]
+        of_order = place[order] if is_grouped else None
     elif is_grouped:
-        order, of_order = shuffle_groups(edges, groups[edges], seed)
+        order, of_order = shuffle_groups(edges, groups[edges], config.graph_seed)
     else:
-        order = shuffle(known, seed) if times is None else times.argsort(stable=True).numpy()
-        order = order if times is None else order[known[order]]
+        order = shuffle(known, config.graph_seed)
+    fractions = config.train_fraction, config.valid_fraction
     masks = divide(order, len(known), *fractions, unit="edge", groups=of_order)
     return dict(zip(MASKS, masks, strict=True))
 
@@ -140,22 +129,15 @@ def _check_masks(origin: str, masks: dict[str, Tensor], groups: np.ndarray, y: T
             raise ValueError(
                 f"{origin}: {name} must be true or false for each of the {len(groups):,} edges"
             )
-    split = sum(number * mask.long() for number, mask in enumerate(masks.values(), start=1))
-    rows = torch.cat([torch.as_tensor(split)[:, None].double(), y.double()], dim=1).nan_to_num(-1)
-    chosen = torch.as_tensor(split) > 0
-    place = torch.from_numpy(np.unique(groups, return_inverse=True)[1])[chosen, None]
-    shape, places = (len(groups), rows.size(1)), place.expand(-1, rows.size(1))
-    low, high = (
-        torch.zeros(shape, dtype=torch.float64).scatter_reduce(
-            0, places, rows[chosen], how, include_self=False
-        )
-        for how in ("amin", "amax")
-    )
-    is_parted = (low[:, 0] < high[:, 0]) & (low[:, 1:] == high[:, 1:]).all(1)
-    num_parted = int(is_parted[place[:, 0]].sum())
-    if num_parted > PARTED * len(place):
+    split = np.stack(list(masks.values())).T @ np.arange(1, 4)
+    chosen = np.flatnonzero(split)
+    frame = pd.DataFrame(y.double().nan_to_num(-1).numpy()).assign(split=split).iloc[chosen]
+    spread = frame.groupby(groups[chosen]).transform("nunique")
+    is_parted = (spread["split"] > 1) & (spread.drop(columns="split") == 1).all(axis=1)
+    num_parted = int(is_parted.sum())
+    if num_parted > PARTED * len(chosen):
         raise ValueError(
-            f"{origin}: {num_parted:,} of {len(place):,} edges are there in both directions with one label, and "
+            f"{origin}: {num_parted:,} of {len(chosen):,} edges are there in both directions with one label, and "
             "the masks put the two into different splits, so that one tells the label of the other. Save the "
             "edges in one direction, or set data.split=random, which keeps them together"
         )

@@ -41,10 +41,9 @@ def read(directory: Path, name: str) -> Graph:
     if info["data type"] == "mol":
         data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
     path, num_graphs = directory / "raw" / "graph-label.csv.gz", len(data.ptr) - 1
-    labels = ogb_node.read_numbers(path, num_graphs)
     if info["task type"] == "multiclass classification":
-        data.y = torch.from_numpy(ogb_node.whole(path, labels))
+        data.y = torch.from_numpy(ogb_node.read_whole(path, num_graphs))
     else:
-        data.y = torch.from_numpy(labels).float()
+        data.y = torch.from_numpy(ogb_node.read_numbers(path, num_graphs)).float()
     ogb_node.add_masks(data, directory, name, num_graphs, "graph")
     return data

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -86,7 +87,7 @@ def read(
             parts[kind].labels = _read_labels(directory, name, kind, counts[kind])
     for relation in _relations(raw):
         path = _edges_of(raw, relation)
-        ends = ogb_node.whole(path, ogb_node.read_numbers(path, columns=2))
+        ends = ogb_node.read_whole(path, columns=2)
         edges[relation] = torch.from_numpy(np.ascontiguousarray(ends.T)), None
     return join_parts(
         parts,
@@ -104,13 +105,18 @@ def _split_folder(folder: Path, name: str) -> Path:
 
 def _read_head(path: Path) -> dict[str, int]:
     """Read a table of one row: a whole number, or whether there is something, under the name of each type of nodes."""
-    with open_unzipped(ogb_node.require(path)) as file:
-        table = read_table(file, str(path), ",")
+    (row,) = _read_texts(path, header=0).to_dict("records")
     try:
-        (row,) = table.astype(int).to_dict("records")
-    except (ValueError, TypeError):
+        return {
+            str(kind): int({"True": 1, "False": 0}.get(value, value)) for kind, value in row.items()
+        }
+    except ValueError:
         raise ValueError(f"{path} must have one row of whole numbers below the names") from None
-    return {str(kind): value for kind, value in row.items()}
+
+
+def _read_texts(path: Path, header: int | None) -> pd.DataFrame:
+    with open_unzipped(ogb_node.require(path)) as file:
+        return read_table(file, str(path), ",", header=header, dtype=str)
 
 
 def _types_with(path: Path) -> list[str]:
@@ -138,7 +144,7 @@ def _read_labels(directory: Path, name: str, kind: str, num_nodes: int) -> dict[
     masks = {}
     for part, mask in zip(SPLITS, MASKS, strict=True):
         path = _split_folder(directory, name) / kind / f"{part}.csv.gz"
-        masks[mask] = ogb_node.as_mask(ogb_node.read_nodes(path), num_nodes, str(path), "node")
+        masks[mask] = ogb_node.read_mask(path, num_nodes, "node")
     in_split = torch.stack(list(masks.values())).any(0).numpy()
     path = directory / "raw" / "node-label" / kind / "node-label.csv.gz"
     labels = ogb_node.read_numbers(path, num_nodes)

@@ -1,6 +1,7 @@
 """The link datasets of the Open Graph Benchmark: the graph of their training links, and pairs to be linked."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.readers import ogb_node
 from parallel_epochs.pipeline.names import PAIRS, SPLITS
+from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, load_safely
 
 # Pairs by the names of their split and of what OGB calls them there.
 STORED = {
@@ -42,40 +44,41 @@ def read(directory: Path, name: str) -> Graph:
 
 
 def _read_pairs(paths: list[Path]) -> dict[str, Tensor | int]:
-    parts = dict(zip(SPLITS, map(_load, paths))) if len(paths) > 1 else _load(paths[0])
-    if isinstance(parts.get("train"), dict) and SOURCE in parts["train"]:
-        return _read_lists(paths, parts)
     out: dict[str, Tensor | int] = {}
+    parts = dict(zip(SPLITS, map(_load, paths)))
+    if SOURCE in parts["train"]:
+        return _read_lists(paths, parts)
     for key, (part, stored) in STORED.items():
-        path = paths[SPLITS.index(part)] if len(paths) > 1 else paths[0]
         try:
             pairs = torch.as_tensor(np.asarray(parts[part][stored]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path} has no table of pairs '{stored}' for the {part} split"
+                f"{paths[SPLITS.index(part)]} has no table of pairs '{stored}' for the {part} split"
             ) from error
         empty = torch.empty(0, 2, dtype=torch.int64)
         refused = pairs.is_floating_point() or pairs.dtype == torch.bool  # by pipeline.data.check
-        out[key] = empty if not pairs.numel() else pairs if refused else pairs.long()
+        kept = pairs if refused else pairs.long()
+        out[key] = kept if pairs.numel() else empty
     return out
 
 
 def _read_lists(paths: list[Path], parts: dict[str, dict]) -> dict[str, Tensor | int]:
     """Read pairs of which each has negatives of its own, in the manner of ogbl-citation2."""
     out, widths = dict[str, Tensor | int](), []
-    for split, path in zip(SPLITS, paths if len(paths) > 1 else paths * len(SPLITS), strict=True):
-        wanted = (SOURCE, TARGET) if split == "train" else (SOURCE, TARGET, OTHERS)
-        arrays = [np.asarray(parts[split].get(name)) for name in wanted]
-        source, target, *others = arrays
-        dims = (1, 1, 2)[: len(wanted)]
-        if any(
-            values.dtype.kind not in "iu" or values.ndim != dim or len(values) != len(source)
-            for values, dim in zip(arrays, dims, strict=True)
-        ) or any(not values.shape[1] for values in others):
+    for split, path in zip(SPLITS, paths, strict=True):
+        dims = {SOURCE: 1, TARGET: 1} | ({} if split == "train" else {OTHERS: 2})
+        part = parts.pop(split)  # it may be as large as what is made of it
+        arrays = [np.asarray(part.get(name)) for name in dims]
+        shapes = [
+            values.shape[:1] if values.ndim == dim and values.dtype.kind in "iu" else None
+            for values, dim in zip(arrays, dims.values())
+        ]
+        if None in shapes or len(set(shapes)) > 1 or 0 in arrays[-1].shape[1:]:
             raise ValueError(
                 f"{path}: the {split} split must have whole numbers {SOURCE} and {TARGET}, [num_pairs]"
-                + (f", and {OTHERS}, [num_pairs, num_negatives]" if others else "")
+                + (f", and {OTHERS}, [num_pairs, num_negatives]" if len(dims) > 2 else "")
             )
+        source, target, *others = arrays
         out[f"{split}_pairs"] = torch.from_numpy(
             np.stack([source, target], 1).astype(np.int64, copy=False)
         )
@@ -84,7 +87,6 @@ def _read_lists(paths: list[Path], parts: dict[str, dict]) -> dict[str, Tensor |
             pairs[:, :, 0], pairs[:, :, 1] = source[:, None], values
             out[f"{split}_negatives"] = torch.from_numpy(pairs.reshape(-1, 2))
             widths.append(values.shape[1])
-        parts[split] = {}  # it may be as large as what was made of it
     if len(set(widths)) > 1:
         raise ValueError(
             f"{paths[0].parent}: a validation pair has {widths[0]:,} negatives and a test pair "
@@ -94,7 +96,25 @@ def _read_lists(paths: list[Path], parts: dict[str, dict]) -> dict[str, Tensor |
 
 
 def _load(path: Path) -> dict:
-    saved = ogb_node.load_arrays(ogb_node.require(path), "does not hold pairs")
+    """Load what ogb saved by torch.save: a dict of tensors and numpy arrays, and no code."""
+    # Torch's safe loader has to be told about numpy arrays, under the names of numpy 1 and 2.
+    reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
+    kinds = (
+        np.dtypes.Int64DType,
+        np.dtypes.Int32DType,
+        np.dtypes.Float64DType,
+        np.dtypes.Float32DType,
+    )
+    renamed = (reconstruct, "numpy.core.multiarray._reconstruct")
+    allowed: list[Any] = [np.ndarray, np.dtype, *kinds, bytes, reconstruct, renamed]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            saved = load_safely(ogb_node.require(path))
+    except UNREADABLE as error:
+        raise ValueError(
+            f"{path} is damaged, or does not hold pairs ({type(error).__name__})"
+        ) from error
+    check_expanded(str(path), saved)
     if not isinstance(saved, dict):
         raise ValueError(
             f"{path} holds a {type(saved).__name__}, not a table of pairs for each of its names"

@@ -1,7 +1,6 @@
 """The Open Graph Benchmark: its raw folders, its downloads, its metric, and what is odd about its package."""
 
 import http.client
-import io
 import logging
 import os
 import shutil
@@ -12,7 +11,6 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +28,6 @@ from parallel_epochs.pipeline.data.readers.ogb_names import (
 )
 from parallel_epochs.pipeline.names import MASKS, SPLITS
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, check_expanded, load_safely
 
 # ogb asks the network for a newer version of itself when imported, from a thread that outlives the process' work.
 sys.modules.setdefault("outdated", None)  # type: ignore[arg-type]
@@ -41,8 +38,9 @@ from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # n
 
 log = logging.getLogger(__name__)
 
-# Errors of a download that is not whole; the first is _fetch's own.
-CUT_SHORT = (
+# Errors of a download without a network, or that is not whole.
+DOWNLOAD_ERRORS = (
+    urllib.error.URLError,
     http.client.HTTPException,
     ConnectionError,
     TimeoutError,
@@ -99,7 +97,7 @@ def download(name: str, root: str) -> None:
 def fetch(name: str, root: str, needed: Callable[[Path, str], list[Path]]) -> None:
     """Fetch and unpack a dataset, without ogb's question whether to; an existing one is left alone.
 
-    What arrives cut short or damaged is fetched once more. Nothing is left of a download that fails.
+    Nothing is left of a download that fails.
 
     Args:
         needed: returns the files of a dataset, given its folder and name, for the message without a network.
@@ -111,54 +109,32 @@ def fetch(name: str, root: str, needed: Callable[[Path, str], list[Path]]) -> No
     folder = Path(root) / name.replace("-", "_")  # as ogb names it
     if folder.exists():
         return
-    url, target = meta(name)["url"], Path(root) / f".{folder.name}.download"
-    by_hand = (
-        "Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
-        f"{', '.join(map(str, needed(Path(), name)))}"
-    )
+    info, target = meta(name), Path(root) / f".{folder.name}.download"
     with files.naming(target, "made"):
         target.mkdir(parents=True, exist_ok=True)
     with files.lock(target), files.naming(folder, "written"):
         try:
-            for is_last in (False, True):
-                log.info("%s: downloading %s", name, url)
-                try:
-                    _fetch(url, target / "archive.zip")
-                    with zipfile.ZipFile(target / "archive.zip") as archive:
-                        archive.extractall(target)
-                    break
-                except CUT_SHORT as error:
-                    reason = f"what {url} sends is damaged or cut short ({error or type(error).__name__})"
-                    if is_last:
-                        raise ValueError(f"{name}: {reason}. Try again later. {by_hand}") from error
-                    log.warning("%s: %s; downloading it again", name, reason)
+            log.info("%s: downloading %s", name, info["url"])
+            with urllib.request.urlopen(info["url"], timeout=60) as response:
+                size = int(response.headers.get("Content-Length", 0)) or None
+                with (
+                    open(target / "archive.zip", "wb") as file,
+                    tqdm.wrapattr(response, "read", total=size, leave=False, disable=None) as sent,
+                ):
+                    shutil.copyfileobj(sent, file)
+            with zipfile.ZipFile(target / "archive.zip") as archive:
+                archive.extractall(target)
             # The archive's own folder has another name; its renaming says that it was unpacked whole.
-            os.rename(target / meta(name)["download_name"], folder)
-        except urllib.error.URLError as error:
-            reason = getattr(error.reason, "strerror", None) or str(error)
+            os.rename(target / info["download_name"], folder)
+        except DOWNLOAD_ERRORS as error:
+            reason = getattr(getattr(error, "reason", None), "strerror", None) or str(error)
             raise ValueError(
-                f"{name} cannot be downloaded from {url}: {reason}. {by_hand}"
+                f"{name} cannot be downloaded from {info['url']}, or arrives damaged: {reason}. Try again later. "
+                "Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
+                f"{', '.join(map(str, needed(Path(), name)))}"
             ) from error
         finally:
             shutil.rmtree(target, ignore_errors=True)
-
-
-def _fetch(url: str, path: Path) -> None:
-    """Copy what an address sends into a file.
-
-    Raises:
-        http.client.IncompleteRead: it ends before its stated length.
-    """
-    with urllib.request.urlopen(url, timeout=60) as response, open(path, "wb") as file:
-        stated = int(response.headers.get("Content-Length", 0))
-        with tqdm(
-            total=stated or None, unit="B", unit_scale=True, leave=False, disable=None
-        ) as bar:
-            while block := response.read(1 << 20):
-                file.write(block)
-                bar.update(len(block))
-        if file.tell() < stated:
-            raise http.client.IncompleteRead(b"", stated - file.tell())
 
 
 def _needed(folder: Path, name: str) -> list[Path]:
@@ -178,10 +154,9 @@ def _needed(folder: Path, name: str) -> list[Path]:
 
 
 def split_files(folder: Path, name: str) -> list[Path]:
-    """Return the file of all splits if there is one, otherwise those of each split."""
-    split = folder / "split" / meta(name)["split"]
-    saved, ending = split / "split_dict.pt", "pt" if name in OGB_LINK_NAMES else "csv.gz"
-    return [saved] if saved.exists() else [split / f"{part}.{ending}" for part in SPLITS]
+    """Return the file of each split."""
+    ending = "pt" if name in OGB_LINK_NAMES else "csv.gz"
+    return [folder / "split" / meta(name)["split"] / f"{part}.{ending}" for part in SPLITS]
 
 
 def hash_content(directory: Path, name: str) -> str:
@@ -220,7 +195,7 @@ def read(directory: Path, name: str) -> Graph:
         raise ValueError(f"{raw}/num-node-list.csv.gz: a node dataset has one graph")
     if (path := raw / "node_species.csv.gz").exists():
         # Species are taxonomy numbers; what matters is which nodes share one.
-        species = whole(path, read_numbers(path, data.num_nodes))
+        species = read_whole(path, data.num_nodes)
         data.species = torch.from_numpy(np.unique(species, return_inverse=True)[1].reshape(-1))
     add_masks(data, directory, name, data.num_nodes, "node")
     path = raw / "node-label.csv.gz"
@@ -251,26 +226,24 @@ def read_graphs(directory: Path, name: str) -> Graph:
     info, raw = meta(name), directory / "raw"
     log.info("data: reading the tables in %s", raw)
     nodes, edges = (raw / f"num-{unit}-list.csv.gz" for unit in ("node", "edge"))
-    num_nodes, num_edges = (whole(path, read_numbers(path)).reshape(-1) for path in (nodes, edges))
+    num_nodes, num_edges = (read_whole(path).reshape(-1) for path in (nodes, edges))
     if len(num_nodes) != len(num_edges):
         raise ValueError(
             f"{nodes} has {len(num_nodes):,} graphs, but {edges.name} has {len(num_edges):,}"
         )
-    for path, counts, least in ((nodes, num_nodes, 1), (edges, num_edges, 0)):
-        if len(wrong := np.flatnonzero(counts < least)):
+    for path, wrong in ((nodes, num_nodes < 1), (edges, num_edges < 0)):
+        if wrong.any():
             raise ValueError(
-                f"{path}: graph {wrong[0]} (from 0) has {counts[wrong[0]]} {path.name[4:8]}s; it needs "
-                f"at least {least}: leave it out"
+                f"{path}: graph {wrong.argmax()} (from 0) has less than "
+                f"{'one node' if path is nodes else 'no edge'}: leave it out"
             )
     path, first = raw / "edge.csv.gz", np.concatenate([[0], np.cumsum(num_nodes)])
-    ends = whole(path, read_numbers(path, int(num_edges.sum()), 2))
+    ends = read_whole(path, int(num_edges.sum()), 2)
     outside = ((ends < 0) | (ends >= np.repeat(num_nodes, num_edges)[:, None])).any(1)
     if outside.any():
-        row = int(outside.argmax())
-        graph = int(np.searchsorted(np.cumsum(num_edges), row, side="right"))
         raise ValueError(
-            f"{path}: row {row} (from 0) is {ends[row].tolist()}, and graph {graph} has the nodes 0 to "
-            f"{num_nodes[graph] - 1}"
+            f"{path}: row {outside.argmax()} (from 0) is {ends[outside.argmax()].tolist()}, which are no nodes "
+            "of its graph"
         )
     shifted = ends + np.repeat(first[:-1], num_edges)[:, None]
     edge_index = torch.from_numpy(np.ascontiguousarray(shifted.T))
@@ -297,10 +270,10 @@ def _read_features(path: Path, num_rows: int, sizes: list[int] | None) -> torch.
     """Read features, or categories of so many values in each column."""
     if sizes is None:
         return torch.from_numpy(read_numbers(path, num_rows)).float()
-    table = whole(path, read_numbers(path, num_rows, len(sizes)))
+    table = read_whole(path, num_rows, len(sizes))
     outside = (table < 0) | (table >= sizes)
     if outside.any():
-        row, column = (int(place[0]) for place in outside.nonzero())
+        row, column = np.argwhere(outside)[0]
         raise ValueError(
             f"{path}: row {row}, column {column} (from 0) holds {table[row, column]}; OGB's table of this "
             f"column has the categories 0 to {sizes[column] - 1}"
@@ -313,25 +286,20 @@ def read_numbers(path: Path, num_rows: int | None = None, columns: int | None = 
     with open_unzipped(require(path)) as file:
         if find_head(file, str(path))[0]:
             table = np.require(read_table(file, str(path), ",", header=None), requirements="W")
-        elif num_rows == 0:
-            table = np.empty((0, columns or 1), np.int64)
         else:
-            raise ValueError(f"{path} is empty")
-    if num_rows is not None and len(table) != num_rows:
-        raise ValueError(f"{path} has {len(table):,} rows, and the lists of sizes say {num_rows:,}")
-    if columns is not None and table.shape[1] != columns:
-        raise ValueError(f"{path} has {table.shape[1]} columns, and must have {columns}")
+            table = np.empty((0, columns or 1), np.int64)
+    for what, found, stated in zip(("rows", "columns"), table.shape, (num_rows, columns)):
+        if stated is not None and found != stated:
+            raise ValueError(f"{path} has {found:,} {what}, and must have {stated:,}")
     if not np.issubdtype(table.dtype, np.number):
-        row, column, value = next(
-            (row, column, value)
-            for (row, column), value in np.ndenumerate(table)
-            if isinstance(value, (str, bool, np.bool_)) or value >= 2**63
-        )
-        raise ValueError(
-            f"{path}: row {row}, column {column} (from 0) holds {value}, which is not a number or does "
-            "not fit"
-        )
+        wrong = next(cell for cell in table.flat if isinstance(cell, (str, bool)) or cell >= 2**63)
+        raise ValueError(f"{path} holds {wrong}, which is not a number or does not fit")
     return table
+
+
+def read_whole(path: Path, num_rows: int | None = None, columns: int | None = None) -> np.ndarray:
+    """Read a table of whole numbers, int64; see :func:`read_numbers`."""
+    return whole(path, read_numbers(path, num_rows, columns))
 
 
 def whole(path: Path, table: np.ndarray) -> np.ndarray:
@@ -353,68 +321,15 @@ def add_masks(data: Graph, folder: Path, name: str, num_rows: int, unit: str) ->
     Raises:
         ValueError: names the file.
     """
-    paths = split_files(folder, name)
-    if len(paths) == 1:
-        parts = _read_saved_split(paths[0])
-    else:
-        parts = {part: read_nodes(path) for part, path in zip(SPLITS, paths)}
-    for part, rows in parts.items():
-        data[f"{part}_mask"] = as_mask(rows, num_rows, f"{paths[0].parent}: the {part} split", unit)
+    for mask, path in zip(MASKS, split_files(folder, name), strict=True):
+        data[mask] = read_mask(path, num_rows, unit)
 
 
-def as_mask(rows: np.ndarray, num_rows: int, origin: str, unit: str) -> torch.Tensor:
-    """Turn numbers of nodes or graphs into a mask."""
+def read_mask(path: Path, num_rows: int, unit: str) -> torch.Tensor:
+    """Read the numbers of the nodes or graphs of a split, perhaps none, as a mask."""
+    rows = read_whole(path).reshape(-1)
     if len(wrong := rows[(rows < 0) | (rows >= num_rows)]):
-        raise ValueError(f"{origin} names {unit} {wrong[0]}, and there are {num_rows:,} {unit}s")
+        raise ValueError(f"{path} names {unit} {wrong[0]}, and there are {num_rows:,} {unit}s")
     mask = torch.zeros(num_rows, dtype=torch.bool)
     mask[torch.from_numpy(rows)] = True
     return mask
-
-
-def _read_saved_split(path: Path) -> dict[str, np.ndarray]:
-    otherwise = f"not a split into {', '.join(SPLITS)}"
-    saved = load_arrays(path, otherwise)
-    try:
-        parts = {part: np.asarray(saved[part]).reshape(-1) for part in SPLITS}
-    except UNREADABLE as error:
-        raise ValueError(f"{path} is damaged, or {otherwise} ({type(error).__name__})") from error
-    return {
-        part: whole(path, nodes) if nodes.size else nodes.astype(int)
-        for part, nodes in parts.items()
-    }
-
-
-def read_nodes(path: Path) -> np.ndarray:
-    """Read the numbers of the nodes of a split; a file may be empty."""
-    with open_unzipped(require(path)) as file:
-        is_empty = not find_head(file, str(path))[0]
-    return whole(path, read_numbers(path, 0 if is_empty else None)).reshape(-1)
-
-
-def load_arrays(path: Path, otherwise: str) -> Any:
-    """Load what ogb saved by torch.save: tensors and numpy arrays, and no code.
-
-    Args:
-        otherwise: what the file may be if it is not damaged, for messages.
-    """
-    # Torch's safe loader has to be told about numpy arrays, under the names of numpy 1 and 2.
-    reconstruct = np._core.multiarray._reconstruct  # type: ignore[attr-defined]
-    allowed: list[Any] = [
-        np.ndarray,
-        np.dtype,
-        np.dtypes.Int64DType,
-        np.dtypes.Int32DType,
-        np.dtypes.Float64DType,
-        np.dtypes.Float32DType,
-        bytes,
-        reconstruct,
-        (reconstruct, "numpy.core.multiarray._reconstruct"),
-    ]
-    content = files.read_bytes(path)
-    try:
-        with torch.serialization.safe_globals(allowed):
-            saved = load_safely(io.BytesIO(content))
-    except UNREADABLE as error:
-        raise ValueError(f"{path} is damaged, or {otherwise} ({type(error).__name__})") from error
-    check_expanded(str(path), saved)
-    return saved

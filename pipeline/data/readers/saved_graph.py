@@ -7,8 +7,9 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from torch_geometric.data.storage import (
 
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.check import as_float32, check_numbering, check_tensor
+from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import NODE
@@ -34,7 +36,7 @@ from parallel_epochs.pipeline.data.pickles import readable
 from parallel_epochs.pipeline.data.readers.edge_labels import LABELS, OF_EDGES, split_edges
 from parallel_epochs.pipeline.data.readers.hetero import join_hetero
 from parallel_epochs.pipeline.data.sparse import coalesce, with_edges
-from parallel_epochs.pipeline.data.splits import divide, shuffle
+from parallel_epochs.pipeline.data.splits import divide, has_label, shuffle
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run import limits
@@ -49,7 +51,8 @@ from parallel_epochs.pipeline.run.read_back import shown
 log = logging.getLogger(__name__)
 
 NAMES = ("names", "names_ptr")  # see :func:`pipeline.data.node_names.pack_names`
-USED = ("x", "edge_index", "edge_attr", "y", "species", "metric", "num_nodes", *NAMES, *MASKS)
+TENSORS = ("x", "edge_index", "edge_attr", "y", "species", *MASKS)
+USED = (*TENSORS, "metric", "num_nodes", *NAMES)
 OTHER_NAMES = {"val_mask": "valid_mask", "edge_weight": "edge_attr"}
 # Classes that a saved graph may be made of. Other classes could run code.
 CLASSES = [
@@ -74,21 +77,7 @@ def hash_content(path: str) -> str:
     return hash_file(Path(path))
 
 
-def read(
-    path: str | Path,
-    mask_column: int | None = None,
-    split: str | None = None,
-    time_column: str | None = None,
-    edge_time: str | None = None,
-    train_fraction: float = 0.0,
-    valid_fraction: float = 0.0,
-    graph_seed: int = 0,
-    reverse_relations: bool = True,
-    featureless: str = "mean",
-    label_type: str | None = None,
-    hide_labelled: bool | None = None,
-    needs_labels: bool = True,
-) -> Graph:
+def read(config: FileConfig, needs_labels: bool = True) -> Graph:
     """Read a graph saved with torch.save: a ``Data``, a dict of its attributes, an ``InMemoryDataset`` of one graph, or
     a ``HeteroData``.
 
@@ -98,67 +87,38 @@ def read(
     and masks is a graph without labels.
 
     Args:
-        mask_column: which column of masks that have several, one for each of several splits.
-        split: how to divide the nodes with labels, in place of masks: "random", or by "time".
-        time_column: of a split by time: the attribute with a time for each node.
-        edge_time: the attribute with a time for each edge.
-        train_fraction, valid_fraction: of the nodes with labels, for training and validation.
-        graph_seed: of a random split.
-        reverse_relations, featureless, label_type: of a ``HeteroData``, see
-            :func:`pipeline.data.readers.hetero.join_hetero`.
-        hide_labelled: read labels of edges, and whether those that are predicted send no messages; none: of nodes.
         needs_labels: whether to read labels and masks, too. Otherwise they may be wrong.
 
     Raises:
         ValueError: not such a file, or an attribute is missing, or is none that a graph can have.
     """
-    path = Path(path)
-    splitting = Splitting(
-        mask_column, split, time_column, train_fraction, valid_fraction, graph_seed
-    )
-    loaded = _load(path)
-    if hide_labelled is not None and not is_hetero(loaded):
-        loaded, reverse_relations = (
-            _split_edges(
-                str(path),
-                _attributes(path, loaded),
-                splitting,
-                edge_time,
-                hides=hide_labelled,
-                needs_labels=needs_labels,
-            ),
-            False,
-        )
-        edge_time, splitting = None, replace(splitting, split=None)
-    elif edge_time is None and not is_hetero(loaded):
+    path, loaded, reverse = Path(config.path), _load(Path(config.path)), config.reverse_relations
+    if not is_hetero(loaded) and config.hide_labelled is not None:
+        edges = _split_edges(_attributes(path, loaded), config, needs_labels=needs_labels)
+        loaded, reverse, config = edges, False, replace(config, split=None, edge_time=None)
+    elif not is_hetero(loaded) and config.edge_time is None:
         loaded = _by_relation(path, loaded)
-    if is_hetero(loaded):
-        if edge_time is not None:
+    if not is_hetero(loaded):
+        if config.label_type is not None or not reverse or config.featureless != "mean":
             raise ValueError(
-                f"data.edge_time={edge_time} is for a Data, and {path} holds a HeteroData: a split of "
-                "links by time needs tables (data=tables data.schema=FILE). Set data.split=random"
+                "task.type, data.reverse_relations and data.featureless are for a HeteroData, with several "
+                f"types of nodes, and {path} has one. Leave them out"
             )
-        return join_hetero(
-            str(path),
-            loaded,
-            lambda name, saved, needs_labels: _read_saved(
-                f"{path}: {name}", saved, splitting, needs_labels=needs_labels
-            ),
-            reverse_relations=reverse_relations,
-            featureless=featureless,
-            label_type=label_type,
-            needs_labels=needs_labels,
-        )
-    if label_type is not None or reverse_relations is not True or featureless != "mean":
+        return _read_saved(str(path), _attributes(path, loaded), config, needs_labels=needs_labels)
+    if config.edge_time is not None:
         raise ValueError(
-            "task.type, data.reverse_relations and data.featureless are for a HeteroData, with several "
-            f"types of nodes, and {path} has one. Leave them out"
+            f"data.edge_time={config.edge_time} is for a Data, and {path} holds a HeteroData: a split of "
+            "links by time needs tables (data=tables data.schema=FILE). Set data.split=random"
         )
-    return _read_saved(
+    return join_hetero(
         str(path),
-        _attributes(path, loaded),
-        splitting,
-        edge_time=edge_time,
+        loaded,
+        lambda name, saved, needs_labels: _read_saved(
+            f"{path}: {name}", saved, config, needs_labels=needs_labels
+        ),
+        reverse_relations=reverse,
+        featureless=config.featureless,
+        label_type=config.label_type,
         needs_labels=needs_labels,
     )
 
@@ -166,74 +126,38 @@ def read(
 def _by_relation(path: Path, loaded: object) -> object:
     """Make a graph whose ``edge_type`` numbers relations, as PyG's RGCNConv has it, the dict of a ``HeteroData``."""
     saved = _attributes(path, loaded)
-    kinds, index = saved.get("edge_type"), saved.get("edge_index")
-    if index is None or not isinstance(kinds, Tensor) or kinds.dim() != 1:
+    kinds: Any = saved.get("edge_type")
+    index: Any = saved.get("edge_index")
+    if not _is_of_edges(kinds, index) or kinds.dim() != 1 or kinds.is_floating_point():
         return loaded
-    if not _is_of_edges(kinds, index):
-        return loaded
-    if kinds.is_floating_point() or len(numbers := kinds.unique()) < 2:
+    if len(numbers := kinds.unique()) < 2:
         return loaded
     log.info("%s: edge_type is the relation of each edge; there are %s", path, len(numbers))
-    of_edges = ("edge_index", "edge_type", "edge_attr", "edge_weight")
-    node = {key: value for key, value in saved.items() if key not in of_edges}
+    of_edges = [key for key in ("edge_attr", "edge_weight") if key in saved]
+    left_out = ("edge_index", "edge_type", *of_edges)
+    node = {key: value for key, value in saved.items() if key not in left_out}
     if not {"x", "y", "num_nodes"} & set(node):
         node["num_nodes"] = int(index.max()) + 1
     parts: dict = {"_global_store": {}, NODE: node}
     for number in numbers.tolist():
         chosen = kinds == number
-        parts[NODE, str(number), NODE] = {
-            "edge_index": index.as_subclass(Tensor)[:, chosen],
-            **{key: saved[key][chosen] for key in of_edges[2:] if key in saved},
-        }
+        edges = {"edge_index": index.as_subclass(Tensor)[:, chosen]}
+        parts[NODE, str(number), NODE] = edges | {key: saved[key][chosen] for key in of_edges}
     return parts
 
 
-def _split_edges(
-    path: str,
-    saved: dict,
-    splitting: "Splitting",
-    edge_time: str | None,
-    *,
-    hides: bool,
-    needs_labels: bool,
-) -> dict:
+def _split_edges(saved: dict, config: FileConfig, *, needs_labels: bool) -> dict:
     """Let the edges of a ``Data`` with labels be nodes of a type."""
-    saved = with_edges(saved, path)
+    path = config.path
+    saved = _renamed(with_edges(saved, path))
     if needs_labels and LABELS not in saved:
         raise ValueError(
             f"{path}: task=edge needs {LABELS}, a label for each edge; it has {', '.join(saved)}. Add it, "
             "or set task=node"
         )
-    for other, name in OTHER_NAMES.items():
-        if name not in saved and other in saved:
-            saved[name] = saved.pop(other)
-    times = None if edge_time is None or not needs_labels else _take_edge_times(saved, edge_time)
-    if unused := [
-        key for key in saved if key not in (*OF_EDGES, "x", "num_nodes", "metric", *NAMES)
-    ]:
-        log.info("%s: not used: %s", path, ", ".join(unused))
-    return split_edges(
-        path,
-        saved,
-        split=splitting.split,
-        times=times,
-        seed=splitting.graph_seed,
-        hides=hides,
-        fractions=(splitting.train_fraction, splitting.valid_fraction),
-        needs_labels=needs_labels,
-    )
-
-
-@dataclass(frozen=True)
-class Splitting:
-    """How nodes with labels are divided; the attributes are arguments of :func:`read`."""
-
-    mask_column: int | None
-    split: str | None
-    time_column: str | None
-    train_fraction: float
-    valid_fraction: float
-    graph_seed: int
+    times = _take_edge_times(saved, config.edge_time) if needs_labels else None
+    _report_unused(path, saved, (*OF_EDGES, "x", "num_nodes", "metric", *NAMES))
+    return split_edges(saved, config, times, needs_labels=needs_labels)
 
 
 def is_hetero(loaded: object) -> bool:
@@ -241,37 +165,26 @@ def is_hetero(loaded: object) -> bool:
     return isinstance(loaded, HeteroData) or isinstance(loaded, dict) and "_global_store" in loaded
 
 
-def _read_saved(
-    path: str,
-    saved: dict,
-    splitting: Splitting,
-    *,
-    edge_time: str | None = None,
-    needs_labels: bool = True,
-) -> Graph:
+def _read_saved(path: str, saved: dict, config: FileConfig, *, needs_labels: bool = True) -> Graph:
     """Make a graph of its attributes; the message of an error begins with `path`."""
-    split, time_column = splitting.split, splitting.time_column
     try:
-        saved = with_edges(saved, path)
-        for other, name in OTHER_NAMES.items():
-            if name not in saved and other in saved:
-                check_tensor(other, saved[other])
-                saved[name] = saved.pop(other)
-        times = None if edge_time is None else _take_edge_times(saved, edge_time)
-        if times is not None and time_column is None:  # which divides links, and nothing else
+        saved = _renamed(with_edges(saved, path))
+        times = _take_edge_times(saved, config.edge_time)
+        of_links = times is not None and config.time_column is None  # then they divide links alone
+        if "y" in saved and needs_labels and not of_links:
+            if config.split is not None:
+                order = _order(path, saved, config)
+                fractions = config.train_fraction, config.valid_fraction
+                masks = divide(order, len(saved["y"]), *fractions)
+                saved.update(zip(MASKS, masks, strict=True))
+            elif not any(mask in saved for mask in MASKS):
+                log.info(
+                    "%s: y is not read, as there are no masks and data.split is not given", path
+                )
+                needs_labels = False
+        if of_links or not needs_labels:
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
-        elif split is not None and "y" in saved and needs_labels:
-            order = _order(path, saved, split, time_column, splitting.graph_seed)
-            masks = divide(
-                order, len(saved["y"]), splitting.train_fraction, splitting.valid_fraction
-            )
-            saved.update(zip(MASKS, masks, strict=True))
-        unsplit = "y" in saved and not any(mask in saved for mask in MASKS)
-        if unsplit and needs_labels:
-            log.info("%s: y is not read, as there are no masks and data.split is not given", path)
-        if unsplit or not needs_labels:
-            saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
-        _report_unused(path, saved)
+        _report_unused(path, saved, USED)
         labels = ("y", *MASKS) if any(key in saved for key in ("y", *MASKS)) else ()
         missing = [key for key in ("edge_index", *labels) if key not in saved]
         if missing:
@@ -279,7 +192,7 @@ def _read_saved(
                 f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add what is "
                 "missing"
             )
-        data = _as_data(saved, splitting.mask_column)
+        data = _as_data(saved, config.mask_column)
         if all(isinstance(saved.get(key), Tensor) for key in NAMES):
             check_names(saved["names"], saved["names_ptr"], data.num_nodes)
             data.update({key: saved[key] for key in NAMES})
@@ -288,15 +201,28 @@ def _read_saved(
         raise ValueError(f"{path}: {error}") from None
 
 
-def _report_unused(path: str, saved: dict) -> None:
+def _renamed(saved: dict) -> dict:
+    """Give attributes with other names the usual ones, where these are not there."""
+    found = {
+        name: saved[other]
+        for other, name in OTHER_NAMES.items()
+        if other in saved and name not in saved
+    }
+    for key, value in found.items():
+        check_tensor(key, value)
+    left_out = [other for other, name in OTHER_NAMES.items() if name in found]
+    return {key: value for key, value in saved.items() if key not in left_out} | found
+
+
+def _report_unused(path: str, saved: dict, used: tuple[str, ...]) -> None:
     """Name the attributes that are not used in the log."""
-    if unused := [key for key in saved if key not in USED]:
+    unused = [key for key in saved if key not in used]
+    if unused:
         log.info("%s: not used: %s", path, ", ".join(unused))
-    if (
-        "weight" in unused
-        and "edge_attr" not in saved
-        and _is_of_edges(saved["weight"], saved.get("edge_index"))
-    ):
+    is_weighted = "edge_attr" in saved or not _is_of_edges(
+        saved.get("weight"), saved.get("edge_index")
+    )
+    if "weight" in unused and not is_weighted:
         log.warning(
             "%s: weight, as from_networkx names the weights of edges, is not used; to train with them save "
             "data.edge_weight = data.weight",
@@ -304,45 +230,41 @@ def _report_unused(path: str, saved: dict) -> None:
         )
 
 
-def _order(path: str, saved: dict, split: str, time_column: str | None, seed: int) -> np.ndarray:
+def _order(path: str, saved: dict, config: FileConfig) -> np.ndarray:
     """Bring the nodes with labels into a random order, or into that of their times."""
     if there := [mask for mask in MASKS if mask in saved]:
-        log.info("%s: not used with data.split=%s: %s", path, split, ", ".join(there))
+        log.info("%s: not used with data.split=%s: %s", path, config.split, ", ".join(there))
     check_tensor("y", saved["y"])
-    y = saved["y"].reshape(len(saved["y"]), -1)
-    labelled = (~y.isnan().all(1) if y.is_floating_point() else (y >= 0).all(1)).numpy()
-    if split == "random":
-        return shuffle(labelled, seed)
-    if time_column not in saved:
-        raise ValueError(
-            f"data.time_column={time_column} is not in the file, which has {', '.join(saved)}"
-        )
-    times = saved.pop(time_column)
-    check_tensor(str(time_column), times)
-    if times.numel() != len(labelled):
-        raise ValueError(
-            f"{time_column} must have a time for each of the {len(labelled):,} nodes, not the shape "
-            f"{list(times.shape)}"
-        )
-    times = times.reshape(-1)
-    labelled &= ~times.double().isnan().numpy()
+    labelled = has_label(saved["y"])
+    if config.split == "random":
+        return shuffle(labelled, config.graph_seed)
+    times = _take_times(saved, "time_column", config.time_column, len(labelled), "nodes")
+    labelled &= ~times.isnan().numpy()
     order = times.argsort(stable=True).numpy()
     return order[labelled[order]]
 
 
-def _take_edge_times(saved: dict, name: str) -> Tensor:
-    """Take the times of the edges out of the attributes."""
+def _take_times(saved: dict, key: str, name: str | None, num_rows: int, unit: str) -> Tensor:
+    """Take the times of nodes or edges out of the attributes, float64 [num_rows]."""
     if name not in saved:
-        raise ValueError(f"data.edge_time={name} is not in the file, which has {', '.join(saved)}")
+        raise ValueError(f"data.{key}={name} is not in the file, which has {', '.join(saved)}")
     times = saved.pop(name)
-    check_tensor(name, times)
-    num_edges = saved["edge_index"].size(1) if isinstance(saved.get("edge_index"), Tensor) else 0
-    if times.numel() != num_edges:
+    check_tensor(str(name), times)
+    if times.numel() != num_rows:
         raise ValueError(
-            f"{name} must have a time for each of the {num_edges:,} edges, not the shape "
-            f"{list(times.shape)} (data.edge_time)"
+            f"{name} must have a time for each of the {num_rows:,} {unit}, not the shape "
+            f"{list(times.shape)} (data.{key})"
         )
-    times = times.reshape(-1).double()
+    return times.reshape(-1).double()
+
+
+def _take_edge_times(saved: dict, name: str | None) -> Tensor | None:
+    """Take the times of the edges out of the attributes; none if no name is given."""
+    if name is None:
+        return None
+    index = saved.get("edge_index")
+    num_edges = index.size(1) if isinstance(index, Tensor) else 0
+    times = _take_times(saved, "edge_time", name, num_edges, "edges")
     if not (known := times.isfinite()).all():
         raise ValueError(
             f"{name}: edge {int((~known).nonzero()[0])} has the time {times[~known][0]:g}; each edge "
@@ -351,15 +273,11 @@ def _take_edge_times(saved: dict, name: str) -> Tensor:
     return times
 
 
-def _is_of_edges(value: object, edge_index: object) -> bool:
+def _is_of_edges(value: Any, edge_index: Any) -> bool:
     """Tell whether an attribute has a row for each edge."""
-    return (
-        isinstance(value, Tensor)
-        and value.dim() > 0
-        and isinstance(edge_index, Tensor)
-        and edge_index.dim() == 2
-        and len(value) == edge_index.size(1)
-    )
+    if not (isinstance(value, Tensor) and isinstance(edge_index, Tensor)):
+        return False
+    return value.dim() > 0 and value.shape[:1] == edge_index.shape[1:]
 
 
 def read_attributes(path: Path) -> dict:
@@ -380,10 +298,8 @@ def _load(path: Path) -> object:
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
-        if isinstance(error, OSError) and error.errno not in (
-            None,
-            errno.EINVAL,
-        ):  # which a file cut short gives
+        # A file that is cut short gives EINVAL.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise ValueError(
             f"{path} is not a saved torch_geometric Data: {explain_content(path)}; save one with "
@@ -437,22 +353,15 @@ def _explain_class(name: str) -> str:
 def _attributes(path: Path, saved: object) -> dict:
     """Take the attributes out of what was saved; those that are None are left out."""
     if isinstance(saved, (tuple, list)) and saved and isinstance(saved[0], (Data, dict)):
-        if _num_graphs(saved) > 1:
-            raise ValueError(
-                f"{path} holds {_num_graphs(saved):,} graphs: save the one to train on"
-            )
+        if (number := _num_graphs(saved)) > 1:
+            raise ValueError(f"{path} holds {number:,} graphs: save the one to train on")
         saved = saved[0]
     if isinstance(saved, Data):
         saved = saved.to_dict()
-    if not isinstance(saved, dict):
+    if not isinstance(saved, dict) or not all(isinstance(key, str) for key in saved):
         raise ValueError(
-            f"{path} holds a {type(saved).__name__}, not a graph: save a torch_geometric Data, or a dict "
-            "of its attributes"
-        )
-    if not all(isinstance(key, str) for key in saved):
-        raise ValueError(
-            f"{path} holds a dict whose keys are not all names of attributes: save a torch_geometric "
-            "Data, a HeteroData, or the dict that one of them gives by to_dict()"
+            f"{path} holds a {type(saved).__name__}, and no attributes of a graph by their names: save a "
+            "torch_geometric Data, a HeteroData, or the dict that one of them gives by to_dict()"
         )
     return {key: value for key, value in saved.items() if value is not None}
 
@@ -461,19 +370,14 @@ def _num_graphs(saved: tuple | list) -> int:
     """Count the graphs of a list of them, or of (data, slices) and perhaps the class, as InMemoryDataset saves them."""
     if len(saved) == 1 or saved[1] is None:
         return 1
-    if isinstance(saved, tuple) and isinstance(saved[1], dict):
-        return max(
-            (len(ends) - 1 for ends in saved[1].values() if isinstance(ends, Tensor)), default=1
-        )
+    if isinstance(saved[1], dict) and isinstance(saved, tuple):
+        ends = [len(ends) - 1 for ends in saved[1].values() if isinstance(ends, Tensor)]
+        return max(ends, default=1)
     return len(saved)
 
 
 def _as_data(saved: dict, mask_column: int | None) -> Graph:
-    tensors = {
-        key: saved[key]
-        for key in USED
-        if key in saved and key not in ("metric", "num_nodes", *NAMES)
-    }
+    tensors = {key: saved[key] for key in TENSORS if key in saved}
     for key, value in tensors.items():
         if key == "x" and isinstance(value, Tensor) and value.layout in SPARSE:
             tensors[key] = coalesce(key, value.detach())
@@ -481,52 +385,44 @@ def _as_data(saved: dict, mask_column: int | None) -> Graph:
         check_tensor(key, value)
         value = plain_edges(value).detach()
         # torch can do little with unsigned integers but convert them.
-        tensors[key] = (
-            value.long() if value.dtype in (torch.uint16, torch.uint32, torch.uint64) else value
-        )
-    if "edge_attr" in tensors and tensors["edge_attr"].dim() == 1:
-        tensors["edge_attr"] = tensors["edge_attr"].unsqueeze(1)
+        is_unsigned = value.dtype in (torch.uint16, torch.uint32, torch.uint64)
+        tensors[key] = value.long() if is_unsigned else value
+        if key in ("edge_attr", "y") and value.dim() == 1:
+            tensors[key] = tensors[key].unsqueeze(1)
     if "species" in tensors:
         tensors["species"] = tensors["species"].reshape(-1)
+    num_nodes = _num_nodes(saved, tensors)
     if "y" not in tensors:
-        return Graph(num_nodes=_num_nodes(saved, tensors, None), **tensors)
-    y = tensors.pop("y")
-    y = y.unsqueeze(1) if y.dim() == 1 else y
+        return Graph(num_nodes=num_nodes, **tensors)
+    y = tensors["y"]
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
     if not isinstance(metric, str) or metric not in METRICS:
         raise ValueError(f"the metric is {shown(metric)}; choose one of {', '.join(METRICS)}")
-    num_nodes = _num_nodes(saved, tensors, y)
     if mask_column is not None and all(tensors[mask].dim() < 2 for mask in MASKS):
         raise ValueError(
             f"data.mask_column={mask_column}, but the masks have no columns: leave it out"
         )
-    for mask in MASKS:
-        tensors[mask] = _as_mask(mask, tensors[mask], num_nodes, mask_column)
-    return Graph(
-        y=y if metric in CLASS_METRICS else as_float32("y", y),
-        num_nodes=num_nodes,
-        metric=metric,
-        **tensors,
-    )
+    tensors |= {mask: _as_mask(mask, tensors[mask], num_nodes, mask_column) for mask in MASKS}
+    if metric not in CLASS_METRICS:
+        tensors["y"] = as_float32("y", y)
+    return Graph(num_nodes=num_nodes, metric=metric, **tensors)
 
 
-def _num_nodes(saved: dict, tensors: dict[str, Tensor], y: Tensor | None) -> int:
+def _num_nodes(saved: dict, tensors: dict[str, Tensor]) -> int:
     stated = saved.get("num_nodes")
     if isinstance(stated, Tensor) and stated.numel() == 1:
         stated = stated.item()
-    if "x" in tensors:
-        rows = tensors["x"].size(0)
-    elif y is not None:
-        rows = y.size(0)
+    counted = next((key for key in ("x", "y") if key in tensors), None)
+    if counted is not None:
+        rows = len(tensors[counted])
     else:  # nothing else says how many there are
         edges = tensors["edge_index"]
-        rows = stated if type(stated) is int else int(edges.max()) + 1 if edges.numel() else 0
+        largest = int(edges.max()) + 1 if edges.numel() else 0
+        rows = stated if type(stated) is int else largest
         check_numbering("edge_index", rows, edges.numel() // 2)
-    stated = rows if stated is None else stated
-    if isinstance(stated, bool) or not isinstance(stated, int) or stated != rows:
+    if stated is not None and (type(stated) is not int or stated != rows):
         raise ValueError(
-            f"num_nodes is {shown(stated)}, but {'x' if 'x' in tensors else 'y'} has {rows:,} rows: "
-            "correct it, or leave it out"
+            f"num_nodes is {shown(stated)}, but {counted or 'y'} has {rows:,} rows: correct it, or leave it out"
         )
     return rows
 
@@ -535,13 +431,11 @@ def _as_mask(key: str, value: Tensor, num_nodes: int, column: int | None) -> Ten
     """Turn a mask, a column of several or the numbers of its nodes into a mask."""
     if value.dim() == 2 and value.size(1):
         last = value.size(1) - 1
-        if last and column is None:
+        if last and (column is None or column > last):
             raise ValueError(
                 f"{key} has {last + 1} columns, one for each split: choose one with data.mask_column=0 to "
-                f"{last}"
+                f"{last}; this run has data.mask_column={'null' if column is None else column}"
             )
-        if last and column is not None and column > last:
-            raise ValueError(f"data.mask_column={column}: {key} has the columns 0 to {last}")
         value = value[:, column if last else 0]
     if value.dim() != 1 or value.dtype == torch.bool:  # check says what is wrong with its shape
         return value
@@ -558,10 +452,10 @@ def _as_mask(key: str, value: Tensor, num_nodes: int, column: int | None) -> Ten
             f"{key} is out of range: it names node {int(wrong[0])}, the graph has nodes 0 to "
             f"{num_nodes - 1}"
         )
-    if len(nodes.unique()) < len(nodes):
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[nodes] = True
+    if int(mask.sum()) < len(nodes):
         raise ValueError(
             f"{key} names a node twice; save each node of the split once, or a mask of bool"
         )
-    mask = torch.zeros(num_nodes, dtype=torch.bool)
-    mask[nodes] = True
     return mask

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.edge_index import INT32_END, choose_dtype
-from parallel_epochs.pipeline.data.incident import incident_rows, num_channels
+from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.join_types import MAX_RELATIONS
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted
 from parallel_epochs.pipeline.data.tables.label_rows import Snapshots
@@ -477,7 +477,6 @@ def write_incident(writer: StoreWriter, kind: str, edge_dim: int, moments: Tenso
     """Write ``x``, made of the features of the edges, which are written."""
     indptr = torch.from_numpy(map_array(writer, "indptr"))
     edge_attr = torch.from_numpy(map_array(writer, "edge_attr")) if edge_dim else None
-    shape = len(indptr) - 1, num_channels(edge_dim, kind)
-    with writer.write(x=(shape, torch.float32)) as opened:
-        for first, rows in incident_rows(indptr, edge_attr, kind, moments):
-            opened["x"].write(first * shape[1], rows.numpy())
+    x = incident_features(indptr, edge_attr, kind, moments)
+    with writer.write(x=(tuple(x.shape), torch.float32)) as opened:
+        opened["x"].write(0, x.numpy())

@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import (
     find_links,
-    find_relation_links,
     find_sides,
     link_relation_of,
 )
@@ -161,12 +160,8 @@ def with_pairs(data: Data) -> Data:
     if any(len(data[f"{split}_pairs"]) for split in SPLITS):
         return data
     own, edges, out = link_relation_of(data), data.edge_index.as_tensor().long(), data.clone()
-    if own is None:
-        out.train_pairs = find_links(edges, data.num_nodes)[0]
-    else:
-        out.train_pairs = find_relation_links(
-            edges, data.edge_attr[:, 0], own, data.num_nodes, "the new data"
-        )[0]
+    relations = None if own is None else data.edge_attr[:, 0]
+    out.train_pairs = find_links(edges, data.num_nodes, own, relations)[0]
     return out
 
 

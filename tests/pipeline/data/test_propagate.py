@@ -60,31 +60,6 @@ def test_moments_of_another_graph_belong_to_their_columns():
     assert torch.equal(propagate(data, 2, moments)[0], out) and moments.shape == (2, 2, 37)
 
 
-@pytest.mark.parametrize("most_bytes", [None, 1, 10**9])
-def test_the_columns_of_a_hop_may_have_one_scale(stored, most_bytes, tmp_path):
-    each, (_, deviation) = propagate(stored, 1)[0], propagate(stored, 1)[1][0]
-    if most_bytes is None:
-        out, moments = propagate(stored, 1, scale="one")
-    else:
-        with StoreWriter(tmp_path / "new.store", "key") as writer:
-            write_propagated(writer, stored, 1, scale="one", most_bytes=most_bytes)
-        new = open_graph(tmp_path / "new.store")
-        out, moments = new.x, new.hop_moments
-    width = len(deviation)
-    assert deviation.max() > deviation.min() and torch.equal(out[:, :width], each[:, :width])
-    own = out[:, width : 2 * width].double()
-    torch.testing.assert_close(
-        own.var(0, correction=0).mean(), torch.ones((), dtype=torch.float64), rtol=1e-5, atol=0
-    )
-    torch.testing.assert_close(
-        own.std(0, correction=0) / deviation,
-        (1 / moments[0, 1, 0]).expand(width),
-        rtol=1e-5,
-        atol=0,
-    )
-    torch.testing.assert_close(propagate(stored, 1, moments)[0], out, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("most_bytes", [1, 2 * 4 * propagating.HELD * 40, 10**9])
 def test_a_store_holds_the_same_whatever_fits_into_memory(
     stored, most_bytes, tmp_path, monkeypatch

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
+from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.pickles import to_protocol_2
 from parallel_epochs.pipeline.data.readers import saved_graph as file
 
@@ -25,6 +26,10 @@ def graph() -> Data:
         norm=torch.rand(6, 3),
         edge_attr=torch.rand(14, 1),
     )
+
+
+def read(path, needs_labels: bool = True, **keys):
+    return file.read(FileConfig(path=str(path), **keys), needs_labels)
 
 
 def transformed(name: str) -> object:
@@ -94,7 +99,7 @@ def test_most_transforms_are_tried():
 )
 def test_its_graph_is_read(name, tmp_path):
     torch.save(OBJECTS[name], tmp_path / "graph.pt")
-    data = file.read(tmp_path / "graph.pt", needs_labels=False)
+    data = read(tmp_path / "graph.pt", needs_labels=False)
     assert data.x.size(0) == data.num_nodes and data.edge_index.size(0) == 2
 
 
@@ -106,9 +111,7 @@ def test_other_pickle_protocols_are_read(name, protocol, tmp_path):
     """ogb saves what it has processed with protocol 4."""
     torch.save(OBJECTS[name], tmp_path / "graph.pt", pickle_protocol=protocol)
     torch.save(OBJECTS[name], tmp_path / "same.pt")
-    found, same = (
-        file.read(tmp_path / path, needs_labels=False) for path in ("graph.pt", "same.pt")
-    )
+    found, same = (read(tmp_path / path, needs_labels=False) for path in ("graph.pt", "same.pt"))
     assert found.keys() == same.keys() and torch.equal(found.x, same.x)
     assert torch.equal(torch.as_tensor(found.edge_index), torch.as_tensor(same.edge_index))
 
@@ -122,7 +125,7 @@ class Hostile:
 def test_code_in_another_protocol_is_not_run(protocol, tmp_path, capsys):
     torch.save({"x": Hostile()}, tmp_path / "graph.pt", pickle_protocol=protocol)
     with pytest.raises(ValueError, match=r"graph.pt .*print"):
-        file.read(tmp_path / "graph.pt")
+        read(tmp_path / "graph.pt")
     assert "EXECUTED" not in capsys.readouterr().out
 
 
@@ -163,19 +166,17 @@ def test_a_transposed_adjacency_matrix_stands_for_edges(weighted, tmp_path):
             tmp_path / "typed.pt",
         )
     torch.save(Data(**data.to_dict(), **weights), tmp_path / "edges.pt")
-    found, wanted = (
-        file.read(tmp_path / name, needs_labels=False) for name in ("adj_t.pt", "edges.pt")
-    )
+    found, wanted = (read(tmp_path / name, needs_labels=False) for name in ("adj_t.pt", "edges.pt"))
 
     def weight_of(graph) -> dict:
         values = [1] * 14 if graph.edge_attr is None else graph.edge_attr[:, 0].tolist()
         return dict(zip(map(tuple, graph.edge_index.t().tolist()), values))
 
     assert weight_of(found) == weight_of(wanted) and (found.edge_attr is None) != weighted
-    typed = file.read(tmp_path / "typed.pt", reverse_relations=False, needs_labels=False)
+    typed = read(tmp_path / "typed.pt", reverse_relations=False, needs_labels=False)
     assert weight_of(typed).keys() == weight_of(wanted).keys()
     torch.save({"x": data.x, "adj_t": torch.eye(6)}, tmp_path / "dense.pt")
     with pytest.raises(
         ValueError, match="there is no edge_index, and adj_t is .*, not a sparse tensor"
     ):
-        file.read(tmp_path / "dense.pt")
+        read(tmp_path / "dense.pt")

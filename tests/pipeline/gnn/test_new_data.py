@@ -85,7 +85,6 @@ CASES = {
     "sums of edges": (dict(x=0), ["data.node_features=sum"]),
     "logarithms of sums": (dict(x=0), ["data.node_features=log_sum"]),
     "degrees": (dict(x=0, edges=0), ["data.node_features=log_sum"]),
-    "counts": (dict(x=0), ["data.node_features=counts"]),
     "hops": (dict(), ["data.propagate=2"]),
     "hops of species": (dict(x=0, species=3), ["data.propagate=1"]),
     "values": (dict(kind="values"), []),
@@ -107,7 +106,6 @@ CASES = {
 REPEATED = (
     "sums of edges",
     "degrees",
-    "counts",
     "hops",
     "values",
     "views",
@@ -143,7 +141,6 @@ def test_the_training_graph_as_new_data_gives_the_same_bits(name, tmp_path):
     "name",
     [
         "logarithms of sums",
-        "counts",
         "hops",
         "hops of species",
     ],

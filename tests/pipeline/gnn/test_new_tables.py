@@ -57,7 +57,6 @@ CASES = {
         "data.add_self_loops=true",
     ],
     "logarithms of sums": [*EDGES, *LABEL],
-    "counts": [*EDGES, *LABEL, "data.node_features=counts"],
     "degrees": ["data.edges.path=edges.parquet", *LABEL],
     "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
     "ids of neighbours": [
@@ -109,7 +108,6 @@ CASES = {
 
 # Their columns are among those of others.
 REPEATED = (
-    "counts",
     "degrees",
     "values",
     "dates",
@@ -376,7 +374,7 @@ def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(tmp_path):
     "name",
     [
         "logarithms of sums",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("counts", "degrees")),
+        pytest.param("degrees", marks=pytest.mark.slow),
     ],
 )
 def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
@@ -395,8 +393,7 @@ def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
         edges=more_edges,
     )
     old, new = (one.setup.data for one in (restored(run), restored(run, tmp_path / "new")))
-    weight = slice(0, 1 if name != "counts" else 10)
-    assert torch.equal(new.x[:60, weight], old.x[:, weight]) and new.x.shape == (65, old.x.size(1))
+    assert torch.equal(new.x[:60, :1], old.x[:, :1]) and new.x.shape == (65, old.x.size(1))
     if name == "logarithms of sums":
         assert new.x[60:, 0].min() > old.x[:, 0].max(), (
             "the new ones are far beyond those of the training"

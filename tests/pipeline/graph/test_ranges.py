@@ -224,5 +224,5 @@ def test_other_nodes_in_the_store_of_a_component(configure, tmp_path, caplog):
 def test_a_value_in_the_place_of_an_array(tmp_path):
     with StoreWriter(tmp_path / "s") as writer:
         write_graph(writer, random_graph(30, 200, 0), n_id=3)
-    with pytest.raises(ValueError, match="n_id is 3; it must be an array"):
+    with pytest.raises(ValueError, match="n_id is 3, and it should be Tensor"):
         cache.load(StoreConfig(path=str(tmp_path / "s")), tmp_path / "cache")

@@ -351,14 +351,14 @@ def test_a_full_disk(tmp_path):
     "change, says",
     [
         (lambda data: data.pop("y"), "there is no y in manifest.json"),
-        (lambda data: data.update({"metric": "luck"}), "the metric is 'luck'; choose one of"),
+        (lambda data: data.update({"metric": "luck"}), "metric is 'luck', which does not fit"),
         (
             lambda data: data.update({"valid_mask": torch.ones(3) > 0}),
-            "valid_mask has 3 rows, but there are 30",
+            "valid_mask is torch.bool of .3., and it should be",
         ),
         (
             lambda data: data.update({"edge_attr": torch.ones(3, 1)}),
-            "edge_attr has 3 rows, but there are 400 edges",
+            "edge_attr is torch.float32 of .3, 1., which does not fit",
         ),
     ],
 )

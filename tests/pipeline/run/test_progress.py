@@ -204,15 +204,9 @@ def graph_of(**attributes) -> Graph:
         ),
         (
             {"edge_attr": torch.rand(6, 2)},
-            {"node_features": "counts"},
+            {"node_features": "sum"},
             0.0,
-            "x: 20 features from the edges (data.node_features=counts) + 2 features of each edge",
-        ),
-        (
-            {},
-            {"node_features": "counts"},
-            0.5,
-            "no node features: degree only, its logarithm + labels of training nodes (train.label_input=0.5)",
+            "x: 2 features from the edges (data.node_features=sum) + 2 features of each edge",
         ),
         (
             {"edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3},

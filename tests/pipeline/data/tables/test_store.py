@@ -143,7 +143,7 @@ LABELS = {"label": "kind", "split_column": "split"}
 
 
 COLUMNS = [{}, {"weight": "w"}, {"features": ["p", "q"]}, {"weight": "w", "features": ["q"]}]
-OPTIONS = [{}, {"node_features": "sum"}, {"node_features": "counts"}, {"add_self_loops": True}]
+OPTIONS = [{}, {"node_features": "sum"}, {"add_self_loops": True}]
 # Every pair of columns, options and direction; the other half of the cases is slow.
 CASES = [
     pytest.param(

@@ -39,7 +39,7 @@ def at(row, column, value):
         (
             "num-node-list",
             at(3, 0, 0),
-            r"num-node-list.csv.gz: graph 3 \(from 0\) has 0 nodes; it needs at least 1",
+            r"num-node-list.csv.gz: graph 3 \(from 0\) has less than one node",
         ),
         (
             "num-node-list",
@@ -49,17 +49,17 @@ def at(row, column, value):
         (
             "num-edge-list",
             at(0, 0, -1),
-            "num-edge-list.csv.gz: graph 0 .from 0. has -1 edges",
+            "num-edge-list.csv.gz: graph 0 .from 0. has less than no edge",
         ),
         (
             "edge",
             at(2, 1, 40),
-            r"edge.csv.gz: row 2 \(from 0\) is \[\d+, 40\], and graph \d+ has the nodes 0 to",
+            r"edge.csv.gz: row 2 \(from 0\) is \[\d+, 40\], which are no nodes of its graph",
         ),
         (
             "edge",
             lambda table: table[1:],
-            r"edge.csv.gz has .* rows, and the lists of sizes say",
+            r"edge.csv.gz has .* rows, and must have",
         ),
         (
             "node-feat",
@@ -77,7 +77,7 @@ def at(row, column, value):
             lambda table: table + 0.5,
             "row 0 .from 0. holds 9.5, which is not a whole number",
         ),
-        ("node-feat", lambda table: table[1:], "the lists of sizes say"),
+        ("node-feat", lambda table: table[1:], "rows, and must have"),
         (
             "edge-feat",
             at(0, 1, 6),
@@ -86,7 +86,7 @@ def at(row, column, value):
         (
             "graph-label",
             lambda table: table[:-1],
-            "graph-label.csv.gz has 11 rows, and the lists of sizes say 12",
+            "graph-label.csv.gz has 11 rows, and must have 12",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_labels_are_checked_as_those_of_nodes_and_named_as_graphs(folder):
     with pytest.raises(ValueError, match="y must hold 0, 1 or NaN for the metric rocauc"):
         prepare_as(config, read(folder, config.name))
     write_csv(folder / "split" / "scaffold" / "train.csv.gz", [3, 12])
-    with pytest.raises(ValueError, match="the train split names graph 12, and there are 12 graphs"):
+    with pytest.raises(ValueError, match="train.csv.gz names graph 12, and there are 12 graphs"):
         read(folder, config.name)
     write_csv(folder / "split" / "scaffold" / "train.csv.gz", list(range(12)))
     with pytest.raises(ValueError, match="the splits overlap: graph .* is in more than one"):

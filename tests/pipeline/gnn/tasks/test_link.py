@@ -450,26 +450,8 @@ def test_folders_of_another_layout_are_named(ogb_toy, configure, tmp_path):
         "DIR/raw/edge.csv.gz is missing"
     )
     assert message(lambda f: write_csv(f / "raw" / "num-edge-list.csv.gz", [9])) == (
-        "DIR/raw/edge.csv.gz has 220 rows, and the lists of sizes say 9"
+        "DIR/raw/edge.csv.gz has 220 rows, and must have 9"
     )
-
-
-def test_a_split_in_one_file_is_read_too(ogb_toy, tmp_path):
-    folder = ogb_toy("ogbl-collab")
-    expected = load(OGBLinkConfig(folder=str(folder)), tmp_path / "a")
-    split = folder / "split" / "time"
-    parts = {
-        part: {
-            key: torch.from_numpy(value)
-            for key, value in torch.load(split / f"{part}.pt", weights_only=False).items()
-        }
-        for part in ("train", "valid", "test")
-    }
-    torch.save(parts, split / "split_dict.pt")
-    for part in parts:
-        (split / f"{part}.pt").unlink()
-    data = load(OGBLinkConfig(folder=str(folder)), tmp_path / "b")
-    assert all(torch.equal(data[key], expected[key]) for key in PAIRS)
 
 
 def test_each_pair_is_ranked_among_its_own_negatives(ogb_toy, configure, tmp_path):
