@@ -42,8 +42,8 @@ for module in modules:
     assert module.LIBRARY.get() is not None, module.LIBRARY.missing()
 print(json.dumps([native.builds(), before, find_openmp()]))
 """
-# Their slow tests load kernels of each level by PARALLEL_EPOCHS_SIMD, and do not need the checkout.
-KERNEL_TESTS = "tests/models/kernels/test_native.py", "tests/models/messages/test_attention.py"
+# Its slow tests load kernels of each level by PARALLEL_EPOCHS_SIMD, and do not need the checkout.
+KERNEL_TESTS = ("tests/models/kernels/test_native.py",)
 
 
 @pytest.fixture(scope="module")
@@ -170,4 +170,4 @@ def test_every_level_passes_the_tests_of_kernels(level, install, bare, tmp_path)
         cwd=tmp_path,
         **bare | {"CXX": str(broken), "PATH": os.environ["PATH"]},
     ).stdout
-    assert int(re.search(r"(\d+) passed", said)[1]) >= 5, said
+    assert int(re.search(r"(\d+) passed", said)[1]) >= 3, said

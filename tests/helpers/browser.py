@@ -12,6 +12,7 @@ FLAGS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
+    "--enable-unsafe-swiftshader",  # draws WebGL without a GPU
     "--no-first-run",
     "--disable-background-networking",
     "--disable-sync",
