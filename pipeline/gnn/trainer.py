@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ from parallel_epochs.pipeline.run.schedule import Decay, DecayOptions, Schedule
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import Agreement, GradientSync
+
+log = logging.getLogger(__name__)
 
 # The scale of a loss in float16 is not halved below this.
 SMALLEST_SCALE = 2.0**-14
@@ -83,7 +86,7 @@ class GNNTrainer:
         )
         self.table, self.device, self.progress = table, device, Progress()
         self._average, self._decay = average, decay or Decay(DecayOptions(schedule.lr))
-        weights = [*model.parameters(), *([] if table is None else [table.weight])]
+        self._weights = [*model.parameters(), *([] if table is None else [table.weight])]
         # Another device, or another number of threads outside of the fused kernel, rounds otherwise.
         self.about = About(
             metric=task.metric,
@@ -92,7 +95,7 @@ class GNNTrainer:
             arithmetic=f"{device.type}, {torch.get_num_threads()} threads, {kernel}",
             num_epochs=schedule.num_epochs,
             num_steps=schedule.num_steps,
-            num_parameters=sum(weight.numel() for weight in weights),
+            num_parameters=sum(weight.numel() for weight in self._weights),
         )
         self._predict_all, self._ranks, self._seed = (
             predict_all,
@@ -102,6 +105,7 @@ class GNNTrainer:
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
         self._sync = GradientSync(model, ranks, stop, table=None if table is None else table.weight)
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self._num_skipped = 0  # steps in a row
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self.numbers: RoundNumbers | None = None
@@ -128,11 +132,10 @@ class GNNTrainer:
         batches = _padded(background.batches(progress.round), num_left * schedule.accumulate)
         for group in _grouped(batches, schedule.accumulate):
             pulse.beat(f"step {progress.step_in_round + 1} of round {progress.round + 1}")
+            # As if all rounds before this one had been those of so many ranks.
+            step = schedule.steps_before(progress.epochs) + progress.step_in_round
             progress.lr = schedule.learning_rate(
-                progress.step,
-                progress.epochs,
-                progress.step_in_round,
-                lr=self._decay.lr(progress.step),
+                step, progress.epochs, progress.step_in_round, lr=self._decay.lr(step)
             )
             agreed, norm = self._step(group, progress.lr)
             progress.step += 1
@@ -142,6 +145,8 @@ class GNNTrainer:
             progress.grad_norm = float(norm)
             yield Step(progress.step, progress.step_in_round == schedule.num_steps, agreed.stop)
 
+        if self._num_skipped:
+            self._tell_skipped()
         self.numbers = RoundNumbers(
             loss=progress.mean_loss,
             lr=progress.lr,
@@ -173,7 +178,7 @@ class GNNTrainer:
             trained = self._on_device(batch, rng)
             with autocast(self.device, self._precision):
                 loss, number = self.task.loss(self.model, trained, rng)
-            self._scaler.scale(loss).backward()
+            self._backward(loss, number)
             loss_sum = loss.detach() if loss_sum is None else loss_sum + loss.detach()
             count = number if count is None else count + number
         if trained is None:
@@ -203,13 +208,55 @@ class GNNTrainer:
                 agreed, float(norm), f"step {progress.step_in_round + 1}{where}", trained
             )
 
-        self._scaler.step(self.optimizer)
+        return agreed, self._update(norm, lr)
+
+    def _update(self, norm: Tensor, lr: float) -> Tensor:
+        """Take the step, or count it if its gradients are not finite; return the norm of the last step that was taken."""
+        is_finite = bool(torch.isfinite(norm))
+        self._num_skipped = 0 if is_finite else self._num_skipped + 1
+        if is_finite:
+            self._scaler.step(self.optimizer)
+            if self.table is not None:
+                self.table.step(lr / self.schedule.lr)
+            if self._average is not None:
+                self._average.update()
         self._scaler.update()
-        if self.table is not None:
-            self.table.step(lr / self.schedule.lr)
-        if self._average is not None:
-            self._average.update()
-        return agreed, norm if torch.isfinite(norm) else torch.tensor(progress.grad_norm)
+        return norm if is_finite else torch.tensor(self.progress.grad_norm)
+
+    def _backward(self, loss: Tensor, number: Tensor) -> None:
+        """Add the gradient of a loss that is a sum over so many labels.
+
+        In float16 the mean is scaled, which holds where the sum overflows. A power of two in place of the number leaves
+        the bits of the gradients as they are.
+        """
+        if not self._scaler.is_enabled():
+            loss.backward()
+            return
+        size = torch.exp2(torch.log2(number.float().clamp(min=1)).ceil())
+        for weight in self._weights:
+            if weight.grad is not None:
+                weight.grad.div_(size.to(weight.device))
+        self._scaler.scale(loss / size).backward()
+        for weight in self._weights:
+            if weight.grad is not None:
+                weight.grad.mul_(size.to(weight.device))
+
+    def _tell_skipped(self) -> None:
+        """Warn of the last steps of a round that were left out.
+
+        Raises:
+            FloatingPointError: no step of the run was taken.
+        """
+        progress, number = self.progress, self._num_skipped
+        beyond = "since their gradients are beyond what float16 holds"
+        if number >= progress.step and self.schedule.rounds_left(progress.epochs) == 1:
+            raise FloatingPointError(
+                f"all {number} steps were left out, {beyond}. Scale the features down, train for more epochs, or "
+                "try train.precision=fp32"
+            )
+        log.warning(
+            "round %d: the last %d steps were left out, %s", progress.round + 1, number, beyond
+        )
 
     def _on_device(self, batch: Data, rng: torch.Generator) -> Data:
         if self.table is not None:
@@ -241,7 +288,8 @@ class GNNTrainer:
                     self.task.scores(self.model, rows) if self._ranks.is_first else None
                 )
             self.rows = rows if self._ranks.is_first else None
-            if scores is not None and progress.step >= self.schedule.warmup_steps:
+            is_warm = self.schedule.steps_before(epochs) >= self.schedule.warmup_steps
+            if scores is not None and is_warm:
                 self._decay.observe(scores["valid"])
         progress.end_round(epochs)
         return scores

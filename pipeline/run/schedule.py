@@ -74,6 +74,10 @@ class Schedule:
         """Steps of the run."""
         return self.rounds_left(0) * self.num_steps
 
+    def steps_before(self, epochs: int) -> int:
+        """Return the number of steps in which a run of this schedule does its first `epochs` passes over the graph."""
+        return self.total_steps - self.rounds_left(epochs) * self.num_steps
+
     def epochs_of_round(self, epochs: int) -> int:
         """Return the number of passes over the graph in the round that begins after `epochs` of them."""
         return 1 if self.split else min(self.num_ranks, self.num_epochs - epochs)

@@ -77,6 +77,31 @@ def test_an_overflow_leaves_the_step_out_and_halves_the_scale(configure, watched
     assert len(numbers) == 10 and all(math.isfinite(each["grad_norm"]) for each in numbers)
 
 
+def test_a_run_of_which_every_step_overflows_fails(configure, watched, caplog):
+    config = configure(*TOY, "train.precision=fp16", "train.epochs=2")
+    with (
+        trainer_of(config) as trainer,
+        pytest.raises(FloatingPointError, match=r"all \d+ steps were left out"),
+    ):
+        train_rounds(trainer)
+    assert "round 1: the last" in caplog.text and len({weights for _, weights in watched}) == 1
+
+
+def test_float16_scales_the_mean_of_many_labels(configure, monkeypatch):
+    """The sum of these losses overflows at the first scale, and no step may be left out."""
+    config = configure(*TOY, "train.precision=fp16", "train.epochs=1", "train.accumulate=2")
+    with trainer_of(config) as trainer:
+        loss = trainer.task.loss
+        monkeypatch.setattr(
+            trainer.task, "loss", lambda *given: tuple(1e5 * each for each in loss(*given))
+        )
+        (numbers,) = train_rounds(trainer)
+        assert trainer._num_skipped == 0 and trainer.state()["scaler"]["scale"] == 65536
+    monkeypatch.undo()
+    with trainer_of(config) as trainer:
+        assert train_rounds(trainer)[0]["loss"] == pytest.approx(numbers["loss"], rel=0.01)
+
+
 def test_what_overflows_at_any_scale_ends_the_run(configure, watched, monkeypatch):
     monkeypatch.setattr(gnn, "SMALLEST_SCALE", 2.0**38)
     with (

@@ -187,6 +187,24 @@ def test_the_steps_of_a_run_are_those_of_its_rounds():
             )
 
 
+def test_another_number_of_ranks_goes_on_with_the_learning_rate_where_it_was():
+    one, two = (Schedule(num_epochs=16, num_batches=4, num_ranks=ranks) for ranks in (1, 2))
+    rates = [
+        build_decay(
+            SimpleNamespace(
+                train=SimpleNamespace(
+                    schedule="cosine", lr=1, last_lr=0, plateau_factor=0.1, plateau_patience=1
+                )
+            ),
+            SimpleNamespace(metric="acc"),
+            schedule,
+        ).lr(schedule.steps_before(10))
+        for schedule in (one, two)
+    ]
+    assert (one.steps_before(10), two.steps_before(10)) == (40, 20)
+    assert rates[0] == pytest.approx(rates[1]) and rates[0] > 0.3
+
+
 @pytest.mark.parametrize("lower_is_better", [False, True])
 def test_a_plateau_lowers_the_learning_rate_as_torch_does_and_goes_on_from_its_state(
     lower_is_better, caplog
