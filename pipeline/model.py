@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.apart import apart_from_the_caller
 from parallel_epochs.pipeline.command import cli, schema
-from parallel_epochs.pipeline.keys import check, replaced
+from parallel_epochs.pipeline.keys import replaced
 from parallel_epochs.pipeline.products import keys_of as product_keys, product_of
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.log import read_records
@@ -43,7 +43,6 @@ OWN_KEYS = (
     "predictions",
     "output",
     "export",
-    "export_inputs",
     "embeddings",
     "output_nodes",
     "output_type",
@@ -429,23 +428,17 @@ class Model:
             self.run.folder, json.loads(files.read_text(self.run.folder / "summary.json"))
         )
 
-    def export(
-        self, path: str | Path, *, overwrite: bool = False, export_inputs: str = "prepared"
-    ) -> None:
+    def export(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the model to one file, without its data; :func:`load` opens it.
 
         Args:
             overwrite: replace a file that holds something else than such a model.
-            export_inputs: "raw" lets a program read the numbers and categories of a table (trainer=gnn).
 
         Raises:
             ValueError: the model cannot predict other data, and says why; or another file is there.
         """
         path, config = Path(path).expanduser(), self.run.config
         asked = product_keys(config.trainer.name).predict(str(self.run.folder), overwrite=overwrite)
-        if export_inputs != "prepared":
-            asked = replaced(asked, {"export_inputs": export_inputs})
-            check(asked)
         asked.check_output("export", path, config)
         product_of(config).export(self.run, path, asked)
 

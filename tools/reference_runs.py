@@ -86,7 +86,6 @@ RUNS = {
         "data.path=COMPONENTS",
         "data.degrees=false",
         "data.components=separate",
-        "data.min_component_size=30",
         "data.node_features=log_sum",
         "partition.num_parts=2",
         "train.epochs=3",

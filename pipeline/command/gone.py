@@ -6,7 +6,16 @@ from typing import Any
 LAST_VERSION = "0.6.0"
 KEYS: dict[str, tuple] = {
     "baselines.seconds": (),
+    "data.dangling": ("drop",),
+    "data.min_component_size": (100,),
+    "data.nodes.char_lengths": ([2, 4],),
+    "data.nodes.max_categories": (),
+    "data.nodes.tag_separator": ("|",),
+    "data.nodes.text_words": (1,),
+    "data.num_workers": (),
     "data.propagate_scale": ("each",),
+    "data.skip_invalid": (),
+    "data.smiles_column": ("smiles",),
     "data.summaries": (0,),
     "evaluation.smooth": (),
     "features.device": (),

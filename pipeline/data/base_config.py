@@ -38,6 +38,7 @@ class DataConfig:
         links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
             divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
         can_download: whether `python -m pipeline.prepare` downloads it, unless its ``folder`` is given.
+        fixed: keys of earlier versions that shaped a graph, with the values that are fixed now, which a hash counts.
         folds_of_scores: folds of the training nodes, if some features are scores of texts; none otherwise.
         may_have_text_scores: whether such features may be there.
     """
@@ -47,17 +48,12 @@ class DataConfig:
     links: ClassVar[str] = "none"
     other_keys: ClassVar[tuple[str, ...]] = ()
     can_download: ClassVar[bool] = False
+    fixed: ClassVar[dict[str, Any]] = {}
     source: str = key("", "Reader of the dataset.", shapes_graph=True)
     components: str = key(
         "all",
         "Connected components to train on: all, largest, K for the K-th largest (from 1), or "
         "separate for one model per component.",
-    )
-    min_component_size: int = key(
-        100,
-        "Smallest number of nodes of a component that gets its own model "
-        "(data.components=separate).",
-        minimum=1,
     )
     to_undirected: bool = key(False, "Add the missing reverse edges.", shapes_graph=True)
     add_self_loops: bool = key(False, "Add the missing self-loops.", shapes_graph=True)

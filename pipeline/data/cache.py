@@ -543,6 +543,7 @@ def hash_graph(config: DataConfig) -> str:
         if entry.meaning.shapes_graph
         and not (entry.meaning.hashed_if_given and entry.value == usual[entry.name])
     }
+    shaping |= config.fixed
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT

@@ -36,6 +36,8 @@ from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.words import command_of
 
+# The column of the molecules in a table of them.
+SMILES_COLUMN = "smiles"
 # Keys of links alone.
 LINK = {"task.name": ("link",)}
 
@@ -418,12 +420,6 @@ class ManyGraphsConfig(DataConfig):
     )
     random_walk: int | None = _random_walk()
     laplacian: int | None = _laplacian()
-    num_workers: int | None = key(
-        None,
-        "Number of processes that read graphs. Default: one per processor.",
-        minimum=1,
-        changes_numbers=False,
-    )
 
     def check(self) -> None:
         refuse_changes(self, "many graphs")
@@ -466,6 +462,7 @@ class SmilesConfig(ManyGraphsConfig):
     """A table of molecules as SMILES, with labels in columns, which become graphs with OGB's features."""
 
     other_keys: ClassVar[tuple[str, ...]] = ("path",)
+    fixed: ClassVar[dict[str, Any]] = {"smiles_column": SMILES_COLUMN, "skip_invalid": False}
     source: str = key(
         "smiles",
         "Table (CSV) of molecules as SMILES, with labels in its columns.",
@@ -477,17 +474,11 @@ class SmilesConfig(ManyGraphsConfig):
         is_path=True,
         names_files=True,
     )
-    smiles_column: str = key("smiles", "Column of the molecules.", shapes_graph=True)
     label_columns: list[str] | None = key(
         None, "Columns of the labels. Default: all other columns of numbers.", shapes_graph=True
     )
     split_column: str | None = key(
         None, "Column that holds train, valid or test. Default: a random split.", shapes_graph=True
-    )
-    skip_invalid: bool = key(
-        False,
-        "Leave out molecules that RDKit cannot read, and log how many. false: stop with an error.",
-        shapes_graph=True,
     )
 
     def check(self) -> None:
@@ -496,8 +487,12 @@ class SmilesConfig(ManyGraphsConfig):
         if importlib.util.find_spec("rdkit") is None:
             raise ValueError(f"data=smiles needs RDKit: {install_command('molecules')}")
         names = read_names(Path(self.path))
+        if SMILES_COLUMN not in names:
+            raise ValueError(
+                f"{self.path} has no column {SMILES_COLUMN}, which holds the molecules; there are "
+                f"{', '.join(names)}"
+            )
         for name, columns in (
-            ("smiles_column", [self.smiles_column]),
             ("label_columns", self.label_columns or []),
             ("split_column", [self.split_column] if self.split_column is not None else []),
         ):

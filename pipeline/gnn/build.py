@@ -50,6 +50,9 @@ from parallel_epochs.pipeline.run.stop import StopRequest
 
 log = logging.getLogger(__name__)
 
+# A component with fewer nodes gets no model of its own (data.components=separate).
+LEAST_NODES = 100
+
 # From here on it takes seconds to look through a graph, and the log says so beforehand.
 MANY_EDGES = 2_000_000
 
@@ -133,7 +136,7 @@ def open_data(
             data,
             components,
             config.data.components,
-            config.data.min_component_size,
+            LEAST_NODES,
             partial(keep_component, config.data, config.cache_dir, data, verify=is_new),
         )
     config, setups = keys.replaced(config, settle(Setup(config, data, device))), []

@@ -1046,10 +1046,3 @@ class GNNPredictConfig(GNNEvaluateConfig):
         "program that runs without this package.",
         is_path=True,
     )
-    export_inputs: str = key(
-        "prepared",
-        "What a program reads of each node. prepared: the columns of x, as training "
-        "reads them. raw: the numbers and categories of the table of nodes, which the program "
-        "prepares (NAME.onnx, NAME.pt2; data=tables).",
-        choices=("prepared", "raw"),
-    )

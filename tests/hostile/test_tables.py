@@ -73,16 +73,16 @@ CATEGORIES = [
     Case(
         "many dates as categories",
         PARQUET + "data.nodes.categories=[a]",
-        "nodes.parquet: column a holds 300 different values, which would be as many columns of x; "
-        "data.nodes.max_categories=256 allows fewer. Raise it, or give the column as one of data.nodes.text_tags, "
+        "nodes.parquet: column a holds 300 different values, which would be as many columns of x, "
+        "and 256 are the most. Give the column as one of data.nodes.text_tags, "
         "which shares columns among values, or of data.nodes.features if it holds numbers",
         nodes(DATES, suffix="parquet", num_nodes=300),
     ),
     Case(
         "a million different values",
         PARQUET + "data.nodes.categories=[a]",
-        "nodes.parquet: column a holds 1,000,000 different values, which would be as many columns of x; "
-        "data.nodes.max_categories=256 allows fewer. Raise it, or give the column as one of data.nodes.text_tags, "
+        "nodes.parquet: column a holds 1,000,000 different values, which would be as many columns of x, "
+        "and 256 are the most. Give the column as one of data.nodes.text_tags, "
         "which shares columns among values, or of data.nodes.features if it holds numbers",
         nodes(list(range(1_000_000)), suffix="parquet", num_nodes=1_000_000),
     ),

@@ -149,10 +149,9 @@ FILES = [
 A_LIST, A_TEXT, A_BOOL, A_NUMBER = "a list of names", "a text", "true or false", "a whole number"
 SCHEMAS = [
     wrong("nodes.a", "features", "w", A_LIST),
-    wrong("nodes.a", "char_lengths", ["a", 4], "a list of whole numbers"),
     wrong("nodes.a", "path", ["nodes.csv"], A_TEXT),
     wrong("nodes.a", "standardize", "maybe", A_BOOL),
-    wrong("nodes.a", "text_words", 1.5, A_NUMBER),
+    wrong("nodes.a", "text_channels", 1.5, A_NUMBER),
     wrong("edges.e", "features", "w", A_LIST),
     wrong("edges.e", "weight", ["w"], A_TEXT),
     Case(

@@ -403,15 +403,14 @@ def test_components_separate_trains_each_and_reports_the_whole(
     keep = ((left < 50).all(0)) | (((left >= 50) & (left < 85)).all(0))
     edge_index, perm = sort_edges(left[:, keep], 90)
     data.edge_attr, data.edge_index = data.edge_attr[keep][perm.long()], edge_index
-    generator = torch.Generator().manual_seed(0)
-    part = torch.randint(3, (90,), generator=generator)
+    part = torch.randint(3, (90,), generator=torch.Generator().manual_seed(0))
     data.train_mask, data.valid_mask, data.test_mask = part == 0, part == 1, part == 2
     data.content_hash = "generated"
     monkeypatch.setattr(
         "parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: data
     )
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.LEAST_NODES", 30)
     separate = [
-        "data.min_component_size=30",
         "train.epochs=2",
         "model.num_layers=2",
         "partition.num_parts=2",

@@ -46,7 +46,6 @@ def read(
     train_fraction: float,
     valid_fraction: float,
     graph_seed: int,
-    num_workers: int | None,
     needs_labels: bool = True,
 ) -> Graph:
     """Read a folder of graphs.
@@ -71,9 +70,7 @@ def read(
     if unused := [key for key in first if key not in USED]:
         log.info("%s and the others: not used: %s", paths[0], ", ".join(unused))
     read_one = partial(read_graph, needs_labels=needs_labels)
-    graphs = many.read_in_parallel(
-        partial(read_one, like=_shape(read_one(paths[0]))), paths, num_workers
-    )
+    graphs = many.read_in_parallel(partial(read_one, like=_shape(read_one(paths[0]))), paths)
     if not needs_labels:
         return many.as_union(graphs)
     if len(splits) > 1:

@@ -66,9 +66,7 @@ def concatenate(parts: Sequence[Graphs]) -> Graphs:
     return Graphs(**{field.name: cast(np.ndarray, join(field.name)) for field in fields(Graphs)})
 
 
-def read_in_parallel(
-    read: Callable[[Item], Graphs], items: Sequence[Item], num_workers: int | None
-) -> Graphs:
+def read_in_parallel(read: Callable[[Item], Graphs], items: Sequence[Item]) -> Graphs:
     """Read graphs in several processes, in the order of the items; few of them in this process.
 
     A process has one item open at a time, and what it has read comes back through a pipe: the number of open files does
@@ -77,12 +75,11 @@ def read_in_parallel(
     Args:
         read: a function of a module; all that it returns has the same attributes.
         items: what it takes, at least one; they are sent to the processes.
-        num_workers: processes; none for one for each processor.
 
     Raises:
         ValueError: as `read` raises it for the first of the items that it refuses; or a process was killed.
     """
-    num_workers = min(num_workers or len(os.sched_getaffinity(0)), math.ceil(len(items) / CHUNK))
+    num_workers = min(len(os.sched_getaffinity(0)), math.ceil(len(items) / CHUNK))
     chunks = [items[first : first + CHUNK] for first in range(0, len(items), CHUNK)]
     read_chunk, parts = partial(_read_chunk, read), []
     with Bar("reading graphs", len(chunks), f"times {CHUNK}") as bar:
@@ -107,8 +104,8 @@ def read_in_parallel(
                     process.kill()
                 if isinstance(error, BrokenProcessPool):
                     raise ValueError(
-                        "a process that read graphs was killed, perhaps for lack of memory: lower "
-                        f"data.num_workers={num_workers}"
+                        "a process that read graphs was killed, perhaps for lack of memory: give "
+                        f"it more, or fewer processors than {num_workers}"
                     ) from None
                 raise
     return concatenate(parts)

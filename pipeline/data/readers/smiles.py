@@ -31,14 +31,11 @@ def hash_content(path: str) -> str:
 def read(
     path: str,
     metric: str | None,
-    smiles_column: str,
     label_columns: list[str] | None,
     split_column: str | None,
-    skip_invalid: bool,
     train_fraction: float,
     valid_fraction: float,
     graph_seed: int,
-    num_workers: int | None,
     needs_labels: bool = True,
 ) -> Graph:
     """Read a table of molecules.
@@ -55,57 +52,32 @@ def read(
     """
     check_metric(metric)
     table = _read_table(Path(path))
-    column = table[smiles_column]
-    y = (
-        _read_labels(table, path, label_columns, {smiles_column, split_column})
-        if needs_labels
-        else None
-    )
-    rows = list(zip(range(len(table)), column.fillna("").astype(str)))
-    graphs = many.read_in_parallel(partial(read_molecule, path, skip_invalid), rows, num_workers)
-    kept = graphs.num_nodes > 0
-    if not kept.any():
-        raise ValueError(f"{path}: RDKit reads none of its {len(table):,} molecules")
-    if not kept.all():
-        log.warning(
-            "%s: left out %s of %s molecules, which RDKit cannot read",
-            path,
-            f"{np.count_nonzero(~kept):,}",
-            f"{len(table):,}",
-        )
+    y = _read_labels(table, path, label_columns, {"smiles", split_column}) if needs_labels else None
+    rows = list(zip(range(len(table)), table["smiles"].fillna("").astype(str)))
+    graphs = many.read_in_parallel(partial(read_molecule, path), rows)
     if y is None:
         masks: list = []
     elif split_column is None:
-        count = int(kept.sum())
-        masks = divide(shuffle_all(count, graph_seed), count, train_fraction, valid_fraction)
+        order = shuffle_all(len(table), graph_seed)
+        masks = divide(order, len(table), train_fraction, valid_fraction)
     else:
-        masks = [torch.from_numpy(mask[kept]) for mask in _read_masks(table, path, split_column)]
-    graphs.num_nodes, graphs.num_edges, graphs.y = (
-        graphs.num_nodes[kept],
-        graphs.num_edges[kept],
-        (None if y is None else y[kept]),
-    )
+        masks = [torch.from_numpy(mask) for mask in _read_masks(table, path, split_column)]
+    graphs.y = y
     data = many.as_union(graphs, metric=metric, masks=masks)
     data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
     return data
 
 
-def name_graphs(path: str, smiles_column: str, skip_invalid: bool) -> list[str]:
-    """Return the SMILES of the molecules that :func:`read` keeps, in their order."""
-    smiles = _read_table(Path(path))[smiles_column].fillna("").astype(str)
-    return [
-        text
-        for row, text in enumerate(smiles)
-        if not skip_invalid or read_molecule(path, skip_invalid, (row, text)).num_nodes[0]
-    ]
+def name_graphs(path: str) -> list[str]:
+    """Return the SMILES of the molecules in the order of the rows."""
+    return list(_read_table(Path(path))["smiles"].fillna("").astype(str))
 
 
-def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs:
+def read_molecule(path: str, row: tuple[int, str]) -> Graphs:
     """Make a molecule a graph.
 
     Args:
         path: of the table, for messages.
-        skip_invalid: return a graph without nodes for what RDKit does not read.
         row: number of the row, from 0 without the head, and the SMILES.
 
     Raises:
@@ -118,17 +90,9 @@ def read_molecule(path: str, skip_invalid: bool, row: tuple[int, str]) -> Graphs
     number, smiles = row
     molecule = Chem.MolFromSmiles(smiles)
     if molecule is None or not molecule.GetNumAtoms():
-        if not skip_invalid:
-            raise ValueError(
-                f"{path}: row {number} (from 0, below the header): RDKit reads no molecule in {smiles!r}; "
-                "correct it, or set data.skip_invalid=true"
-            )
-        return Graphs(
-            np.array([0]),
-            np.array([0]),
-            np.empty((2, 0), np.int64),
-            np.empty((0, 9), np.uint8),
-            np.empty((0, 3), np.uint8),
+        raise ValueError(
+            f"{path}: row {number} (from 0, below the header): RDKit reads no molecule in {smiles!r}. "
+            "Correct it, or leave the row out"
         )
     graph = smiles2graph(smiles)
     return Graphs(

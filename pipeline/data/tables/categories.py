@@ -75,7 +75,7 @@ def read(
     """Number the values of columns of categories, which are ``category0``... in the table of nodes.
 
     Args:
-        keys: name the columns, and the largest number of different values of one.
+        keys: name the columns.
         refuse_empty: whether an empty cell is an error; it is in no category otherwise.
         known: the values of each column of the tables of a training, in the order of their numbers; none: those of
             this table.
@@ -99,7 +99,7 @@ def read(
             names = known[place]
             notes += use_values(source, cell, column, f"categories{place}", names, unknown)
         else:
-            names = _number_column(source, cell, column, place, keys.max_categories)
+            names = _number_column(source, cell, column, place)
         ((empty,),) = source.db.execute(
             f"SELECT count(*) - count(class) FROM nodes LEFT JOIN categories{place} ON {cell} = name"
         )
@@ -117,15 +117,15 @@ def read(
     return values, notes
 
 
-def _number_column(source: Source, cell: str, column: str, place: int, limit: int) -> list[str]:
+def _number_column(source: Source, cell: str, column: str, place: int) -> list[str]:
     """Number the values of a column, and refuse too many or none."""
     ((size,),) = source.db.execute(
         f"SELECT count(DISTINCT {cell}) FROM nodes", "counting categories"
     )
-    if size > limit:
+    if size > MOST_CATEGORIES:
         raise ValueError(
             f"{source.name}: column {column} holds {size:,} different values, which would be as many "
-            f"columns of x; data.nodes.max_categories={limit} allows fewer. Raise it, or give the "
+            f"columns of x, and {MOST_CATEGORIES} are the most. Give the "
             "column as one of data.nodes.text_tags, which shares columns among values, or of "
             "data.nodes.features if it holds numbers"
         )

@@ -61,23 +61,8 @@ class NodeColumns:
         shapes_graph=True,
         hashed_if_given=True,
     )
-    max_categories: int = key(
-        256,
-        "Largest number of different values that a categorical column may have "
-        "(data.nodes.categories).",
-        minimum=1,
-        below=MAX_CHANNELS,
-        changes_numbers=False,
-    )
     text: list[str] = key(
         [], "Columns of prose. They become TF-IDF features of their words.", shapes_graph=True
-    )
-    text_words: int = key(
-        1,
-        "Largest number of successive words that form a term (data.nodes.text).",
-        minimum=1,
-        below=6,
-        shapes_graph=True,
     )
     text_chars: list[str] = key(
         [],
@@ -85,19 +70,11 @@ class NodeColumns:
         "their words.",
         shapes_graph=True,
     )
-    char_lengths: list[int] = key(
-        [2, 4],
-        "Smallest and largest n of the character n-grams (data.nodes.text_chars).",
-        shapes_graph=True,
-    )
     text_tags: list[str] = key(
         [],
         "Columns of tags such as role::program|use::text. They become TF-IDF features of "
         "each tag, and of its part before ::.",
         shapes_graph=True,
-    )
-    tag_separator: str = key(
-        "|", "Separator of two tags (data.nodes.text_tags).", shapes_graph=True
     )
     text_neighbors: bool = key(
         False,

@@ -55,6 +55,12 @@ class TablesConfig(DataConfig):
     )
     # False for tables that a trained model predicts, whose labels are not read.
     reads_labels = True
+    fixed: ClassVar[dict[str, Any]] = {
+        "dangling": "drop",
+        "nodes.text_words": 1,
+        "nodes.char_lengths": [2, 4],
+        "nodes.tag_separator": "|",
+    }
     links: ClassVar[str] = "edges"
     source: str = key(
         "tables",
@@ -106,13 +112,6 @@ class TablesConfig(DataConfig):
     hide_labelled: bool | None = hide_labelled()
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     degrees: bool = degrees(True)
-    dangling: str = key(
-        "drop",
-        "What to do with edges that have an empty id, or an id that no node has. drop: leave "
-        "them out and log how many. error: refuse the table.",
-        choices=("drop", "error"),
-        shapes_graph=True,
-    )
     duplicates: str = key(
         "error",
         "What to do with an id that several rows of the table of nodes have. error: refuse "
@@ -376,11 +375,6 @@ class TablesConfig(DataConfig):
             raise ValueError(
                 f"data.edges.source={self.edges.source} is data.edges.target too: each end of an edge needs a "
                 "column of its own"
-            )
-        lengths = self.nodes.char_lengths
-        if len(lengths) != 2 or not 1 <= lengths[0] <= lengths[1] <= 10:
-            raise ValueError(
-                f"data.nodes.char_lengths={lengths} must be two numbers from 1 to 10, as in [2,4]"
             )
         if self.is_typed:
             self._refuse_untyped()

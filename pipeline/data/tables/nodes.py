@@ -523,9 +523,6 @@ def _texts_of(table: NodeTable, *, are_words: bool, num_ids: int) -> list[TextFe
             kind,
             columns.text_channels,
             place=place,
-            num_words=columns.text_words,
-            char_lengths=(columns.char_lengths[0], columns.char_lengths[1]),
-            tag_separator=columns.tag_separator,
             is_decomposed=is_svd,
         )
         for place, (_, kind) in enumerate(named)

@@ -38,7 +38,6 @@ NO_INPUTS = (
     "labels",
     "log_label",
     "split_column",
-    "max_categories",
     "source",
     "target",
     "time",
@@ -567,13 +566,12 @@ def _mapping(keys: object, where: str) -> dict[str, Any]:
     return {str(key): value for key, value in keys.items()}
 
 
-# What the values of a key are called, if they are no texts.
-VALUES = {
+# Names of the kinds of values that are no texts.
+VALUES: dict[Any, str] = {
     bool: "true or false",
     bool | None: "true or false",
     int: "a whole number",
     float: "a number",
-    list[int]: "a list of whole numbers",
     list[str]: "a list of names",
 }
 

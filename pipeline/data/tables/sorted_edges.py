@@ -82,7 +82,6 @@ def join(
     *,
     fitted: Fitted | None,
     is_typed: bool,
-    refuses_dangling: bool,
     unknown: str,
     until: float | None,
 ) -> Fitted:
@@ -92,7 +91,6 @@ def join(
         nodes: the tables of nodes that edges come from, and that they go to.
         fitted: what was learned of the tables of a training; none: this table tells.
         is_typed: whether kinds of edges are relations of a graph with types, and not features.
-        refuses_dangling: whether an edge that names no node is an error; it is left out otherwise.
         unknown: what is done with a relation that the training did not see: "error" refuses it, "empty" takes the cell
             for empty.
         until: only edges from before this time tell how features are scaled; none: all of them do.
@@ -135,7 +133,7 @@ def join(
         {f"v{place}": name for place, name in values.unscaled()},
         "Subtract a constant to keep their differences, or set data.edges.standardize=true",
     )
-    missing = _report(source, ends, values, nodes, fitted, refuses_dangling=refuses_dangling)
+    missing = _report(source, ends, values, nodes, fitted)
     if columns.relation is not None:
         _refuse_relations(source, columns.relation, "error" if is_typed else unknown)
     if fitted is not None:
@@ -209,10 +207,8 @@ def _report(
     values: Values,
     nodes: tuple[str, str],
     fitted: Fitted | None,
-    *,
-    refuses_dangling: bool,
 ) -> list[int]:
-    """Refuse or report rows that are odd; returns the empty cells of each column of numbers."""
+    """Report rows that are odd; returns the empty cells of each column of numbers."""
     counts = [f"v{place} IS NULL" for place in range(len(values.columns))]
     counts += ["r IS NULL"] if source.db.has("relations") else []
     is_loop = "s = t" if nodes[0] == nodes[1] else "false"
@@ -235,11 +231,6 @@ def _report(
         problem = f"column {column} names {id!r}, which is not a node"
         if id is None:
             problem = f"column {column} is empty"
-        if refuses_dangling:
-            raise ValueError(
-                f"{name}: row {row}, {problem}; {dangling:,} rows in all are affected. data.dangling=drop "
-                "leaves them out"
-            )
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
     notes += values.report(source, missing, None if fitted is None else fitted.flagged)
     if len(missing) > len(values.columns) and missing[-1]:

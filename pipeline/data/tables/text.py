@@ -42,9 +42,6 @@ class TextFeatures:
         kind: "words", "chars" (pieces of words), "names" (words of a column of "chars"), "tags" or "ids".
         place: of its column of text in the database.
         channels: columns, at most; terms that are fewer have one each. 0: the texts become no features.
-        num_words: words in a row that count as one term, at most.
-        char_lengths: letters of a piece, from and to.
-        tag_separator: what stands between two tags.
         is_decomposed: whether :meth:`fit` may be called.
 
     Attributes:
@@ -58,16 +55,13 @@ class TextFeatures:
         channels: int,
         *,
         place: int = 0,
-        num_words: int = 1,
-        char_lengths: tuple[int, int] = (2, 4),
-        tag_separator: str = "|",
         is_decomposed: bool = False,
     ):
         kinds: dict[str, dict] = {
-            "words": {"ngram_range": (1, num_words), "sublinear_tf": True},
+            "words": {"sublinear_tf": True},
             "names": {},
-            "chars": {"analyzer": "char_wb", "ngram_range": char_lengths},
-            "tags": {"analyzer": _Tags(tag_separator)},
+            "chars": {"analyzer": "char_wb", "ngram_range": (2, 4)},
+            "tags": {"analyzer": _split_tags},
             "ids": {"analyzer": _split_ids},
         }
         options = kinds[kind]
@@ -182,17 +176,10 @@ class TextFeatures:
         )
 
 
-class _Tags:
-    """Splits a text into tags. The terms are the tags, and the part of each before its first ::."""
-
-    def __init__(self, separator: str):
-        self._separator = separator
-
-    def __call__(self, text: str) -> list[str]:
-        tags = [tag.strip() for tag in text.lower().split(self._separator)]
-        return [tag for tag in tags if tag] + [
-            tag.partition("::")[0] for tag in tags if "::" in tag
-        ]
+def _split_tags(text: str) -> list[str]:
+    """Split a text into tags. The terms are the tags, and the part of each before its first ::."""
+    tags = [tag.strip() for tag in text.lower().split("|")]
+    return [tag for tag in tags if tag] + [tag.partition("::")[0] for tag in tags if "::" in tag]
 
 
 def _split_ids(text: str) -> list[str]:

@@ -210,7 +210,6 @@ class _Preparation:
                     (start, end),
                     fitted=None if known is None else known[len(self.nodes) + number],
                     is_typed=is_typed,
-                    refuses_dangling=config.dangling == "error",
                     unknown=config.unknown,
                     until=until,
                 )

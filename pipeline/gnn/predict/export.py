@@ -21,7 +21,6 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
 from parallel_epochs.pipeline.gnn.predict import new_data
 from parallel_epochs.pipeline.gnn.predict.command import open_run, predict as save_predictions
-from parallel_epochs.pipeline.gnn.predict.raw_inputs import RawNetwork
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.programs import Program, suffix_of, write
 from parallel_epochs.pipeline.run.saved import SavedRun
@@ -73,10 +72,6 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
         ValueError: the model cannot be exported, and the message says why.
     """
     if not suffix_of(path):
-        if asked is not None and asked.export_inputs == "raw":
-            raise ValueError(
-                f"export_inputs=raw is for programs, and export={path} names none. Leave it out"
-            )
         new_data.export(run, path)
         return
     if (share := fusion.share_of(run)) == 1:
@@ -99,8 +94,6 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
     columns: dict[str, Any] = {
         "x": {name: _as_columns(own) for name, own in zip(setup.data.types.names, channels)}
     }
-    if asked is not None and asked.export_inputs == "raw":
-        network, inputs, columns = _read_raw(setup, network, inputs, channels)
     traced = _traced(inputs)
     output = "network_" * bool(share) + RETURNED[setup.task.kind][0]
     write(
@@ -117,33 +110,6 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
     )
     for note in notes:
         log.warning("%s: %s", path, note)
-
-
-def _read_raw(
-    setup: Setup, network: torch.nn.Module, inputs: dict[str, Tensor], channels: list[list[Channel]]
-) -> tuple[torch.nn.Module, dict[str, Tensor], dict[str, Any]]:
-    """Let a network read the cells of the table of nodes; return it with its inputs and their columns.
-
-    Raises:
-        ValueError: there is no such table.
-    """
-    is_table = FITTED in setup.data and len(channels) == 1 and not setup.kind.takes_pairs
-    reads = RawNetwork(network, channels[0] if is_table else [])
-    if not (reads.numbers or reads.categories):
-        raise ValueError(
-            "export_inputs=raw needs a model of labels of data=tables, with one table of nodes that has "
-            f"numbers or categories; this run has data={setup.config.data.source}. Leave it out"
-        )
-    others = {name: tensor for name, tensor in inputs.items() if name != "x"}
-    return (
-        reads,
-        reads.raw(inputs["x"]) | others,
-        {
-            "numbers": reads.numbers,
-            "categories": reads.categories,
-            "prepared": _as_columns(reads.others),
-        },
-    )
 
 
 def _as_columns(channels: list[Channel]) -> list[dict[str, Any]] | None:

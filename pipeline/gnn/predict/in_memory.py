@@ -73,9 +73,9 @@ def _keys_of(
         return {"schema": str(write_schema(data, scratch, names))}
     if isinstance(data, (list, tuple)) and data and all(isinstance(item, str) for item in data):
         _refuse_others(source, "smiles", "a list of SMILES", folder)
-        path, name = scratch / "molecules.csv", getattr(source, "smiles_column", "smiles")
+        path = scratch / "molecules.csv"
         text = io.StringIO()
-        csv.writer(text, quoting=csv.QUOTE_ALL).writerows([item] for item in [name, *data])
+        csv.writer(text, quoting=csv.QUOTE_ALL).writerows([item] for item in ["smiles", *data])
         path.write_text(text.getvalue())
         names[str(path)] = "the list of SMILES"
         return {"path": str(path)}

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.objects import are_tables
 from parallel_epochs.pipeline.gnn.base.fusion import read_kept
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.explain.answer import Explanation
@@ -76,11 +75,6 @@ class Warm:
             nodes = types.nodes_of(types.labelled)
             self._own = slice(nodes.start, nodes.stop)
         self.ids = names[self._own]
-        if isinstance(data, (list, tuple)) and not are_tables(data) and len(self.ids) != len(data):
-            raise ValueError(
-                f"{len(data) - len(self.ids)} of the {len(data)} molecules cannot be read, and "
-                "data.skip_invalid=true leaves such out. Leave them out yourself"
-            )
 
     @cached_property
     def _places(self) -> tuple[dict[str, int], frozenset[str]]:

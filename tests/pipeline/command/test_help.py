@@ -123,7 +123,7 @@ REFUSED = {
         "data.path=nodes.csv",
         "task=graph",
         "loader=graph",
-    ): "data.smiles_column=smiles: nodes.csv has no such column; there are id, label",
+    ): "nodes.csv has no column smiles, which holds the molecules; there are id, label",
     **(
         {}
         if has_driver()

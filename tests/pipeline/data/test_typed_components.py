@@ -79,9 +79,10 @@ def test_a_type_without_nodes_stays():
 @pytest.mark.parametrize(
     "features", [[], ["features=embedding", "features.types=[item]", "features.channels=4"]]
 )
-def test_components_are_trained_one_by_one(configure, tmp_path, two_parts, features):
+def test_components_are_trained_one_by_one(configure, tmp_path, two_parts, features, monkeypatch):
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.LEAST_NODES", 20)
     found = train(
-        configure(*two_parts, *features, "data.components=separate", "data.min_component_size=20"),
+        configure(*two_parts, *features, "data.components=separate"),
         tmp_path / "run",
     )
     assert list(found["components"]) == ["1", "2"]

@@ -270,9 +270,8 @@ def test_nodes_without_a_row_get_the_mean(configure, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: data
     )
-    config = configure(
-        *TABLE, "data.components=separate", "data.min_component_size=10", "train.epochs=1"
-    )
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.LEAST_NODES", 10)
+    config = configure(*TABLE, "data.components=separate", "train.epochs=1")
     seen = []
     attach_mean = NodeTable.attach_mean
     monkeypatch.setattr(

@@ -65,11 +65,12 @@ def assert_same_edges(a, b) -> None:
         assert theirs.dtype == ours.dtype and torch.equal(theirs, ours)
 
 
-def test_components_lie_in_the_cache_and_are_what_they_are_without_it(configure, tmp_path):
+def test_components_lie_in_the_cache_and_are_what_they_are_without_it(
+    configure, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.LEAST_NODES", 10)
     path = graph_file(tmp_path / "graph.pt")
-    config = configure(
-        "data=file", f"data.path={path}", "data.components=separate", "data.min_component_size=10"
-    )
+    config = configure("data=file", f"data.path={path}", "data.components=separate")
     first, again = build.open_graph(config), build.open_graph(config)
     others = build.open_graph(config, content_hash=first.data.content_hash)  # as the ranks do
     assert [part.number for part in first.parts] == ["1", "2"] and mapped("-component-1.store")
@@ -128,15 +129,15 @@ def test_the_whole_graph_as_a_batch_shares_the_graph_and_its_edges(configure, tm
     ],
 )
 def test_components_without_training_nodes_are_predicted_by_the_largest_with_some(
-    without, least, trained, rest, configure, tmp_path, caplog
+    without, least, trained, rest, configure, tmp_path, caplog, monkeypatch
 ):
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.LEAST_NODES", least)
     path = graph_file(tmp_path / "graph.pt", without_training=without)
     caplog.set_level("INFO")
     config = configure(
         "data=file",
         f"data.path={path}",
         "data.components=separate",
-        f"data.min_component_size={least}",
         *MODEL,
     )
     summary = train(config, tmp_path / "run")

@@ -325,7 +325,6 @@ def of_components(which: str, options: list[str], folder) -> list[str]:
         "partition.num_parts=2",
         f"data.path={folder / 'graph.pt'}",
         f"data.components={which}",
-        "data.min_component_size=2",
     ]
 
 

@@ -526,7 +526,7 @@ def test_a_class_that_a_fold_lacks_is_a_sure_no():
             "fits a model to each class, 100 at most, and there are 200: set it to hashed",
         ),
         (
-            {"label": "kind", "text": ["id"], "text_words": 1},
+            {"label": "kind", "text": ["id"]},
             "no term is in the texts of two training nodes",
         ),
     ],

@@ -272,11 +272,6 @@ BAD = [
         {},
         "{folder}/likes.csv: row 2, column years is empty: each edge needs a relation",
     ),
-    (
-        changed(edges__knows={"path": "strangers.csv"}),
-        {"dangling": "error"},
-        "{folder}/strangers.csv: row 2, column b names 'nobody', which is not a node",
-    ),
     ({"nodes": {}, "vertices": {}}, {}, "data.schema: vertices is unknown"),
     ({"nodes": {"user": {}}}, {}, "data.schema names no table of edges"),
     ("absent.yaml", {}, "data.schema=absent.yaml is not a file"),

@@ -530,10 +530,10 @@ def test_components_are_trained_by_their_own_nodes(components, configure, tmp_pa
     monkeypatch.setattr(
         "parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: part
     )
+    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.LEAST_NODES", 30)
     summary = train(
         configure(
             *NEIGHBOR,
-            "data.min_component_size=30",
             f"data.components={components}",
             "evaluation=neighbor",
         ),
