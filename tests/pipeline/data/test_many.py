@@ -136,7 +136,7 @@ def test_processes_return_the_items_in_order_with_few_files_open():
     seen = []
     for num_items in (3000, 6000):
         before = len(os.listdir("/proc/self/fd"))
-        y = read_in_parallel(tell, range(num_items), 2).y
+        y = read_in_parallel(tell, range(num_items)).y
         assert y[:, 0].tolist() == list(range(num_items))
         assert os.getpid() not in y[:, 1] and 1 <= len(np.unique(y[:, 1])) <= 2
         seen.append((y[:, 2].max(), len(os.listdir("/proc/self/fd")) - before))
