@@ -14,6 +14,9 @@ from parallel_epochs.pipeline.data.tables.sql import Database, literal
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.words import count
 
+# Different values that a column may have, at most.
+MOST_CATEGORIES = 256
+
 
 def number_values(
     db: Database, cell: str, table: str, known: Sequence[str] = (), *, is_closed: bool = False
