@@ -25,10 +25,12 @@ def write(folder: Path, label: str, output: Path, *, overwrite: bool) -> None:
         ValueError: the tables are no graph, or the file is there; the message says what to do.
     """
     check_packages()
+    from parallel_epochs.pipeline.data.tables import heads
     from parallel_epochs.pipeline.data.tables.guess import guess  # imports torch
 
     labels = guess(folder, None).labels
-    outputs.check("output", output, overwrite=overwrite)
+    tables = [("FOLDER", table) for table in heads.members(folder)]
+    outputs.check("output", output, reads=tables, overwrite=overwrite)
     label = label or _ask(labels)
     found = guess(folder, None if label == "none" else label)
     files.write_text(output, found.schema)

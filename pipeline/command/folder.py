@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from parallel_epochs.pipeline import config as shared, keys
 from parallel_epochs.pipeline.command import schema, trust
 from parallel_epochs.pipeline.config import RunConfig
-from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.names import SCORES, WHY
+from parallel_epochs.pipeline.run import files, outputs
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError, one_line
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ RUN_FILES = (
     "preprocessing.pt",
     "tracking.json",
     "layout.npz",
+    "base.pt",
+    "trials.json",
+    SCORES,
+    WHY,
 )
 
 
@@ -134,7 +139,7 @@ def resolve(
     if not resumes:
         config = dataclasses.replace(config, resume=None)
         if not any(folder.glob("**/checkpoints/*.pt")):
-            refuse_files_of_others(folder)
+            refuse_files_of_others(folder, config.data.sources())
             return config
         if not continues:
             raise ValueError(
@@ -212,12 +217,18 @@ def _with_chosen(config: RunConfig, saved: RunConfig) -> RunConfig:
     )
 
 
-def refuse_files_of_others(folder: Path) -> None:
+def refuse_files_of_others(folder: Path, reads: outputs.Sources = ()) -> None:
     """Refuse a directory whose files have the names of a run's and belong to nothing that this program began.
+
+    Args:
+        reads: what the run reads.
 
     Raises:
         ValueError: names the file.
     """
+    reads = list(reads)
+    for name in RUN_FILES:
+        outputs.check_unread("hydra.run.dir", folder / name, reads)
     present = [name for name in RUN_FILES if (folder / name).exists()]
     if (
         "config.yaml" in present

@@ -36,24 +36,19 @@ def remember(config: RunConfig) -> None:
 
 
 def _remember(call: str) -> None:
-    folder = register()
+    folder, reason = register(), "others can write to it"
     try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(folder / _digest(call), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         with open(file, "w") as opened:
             opened.write(call)  # for who wants to know; only the name is read
     except OSError as error:
-        log.warning(
-            "%s cannot be written (%s). You will need trust=true to resume or evaluate this run",
-            folder,
-            error.strerror,
-        )
-        return
+        reason = str(error.strerror)
     if not _is_known(call):
         log.warning(
-            "%s can be written to by others. You will need trust=true to resume or evaluate this run",
+            "%s cannot be used (%s). You will need trust=true to resume or evaluate this run",
             folder,
+            reason,
         )
 
 
@@ -111,15 +106,12 @@ def _is_known(call: str) -> bool:
     """
     folder = register()
     try:
-        return all(_is_own(path) for path in (folder, folder / _digest(call)))
+        found = [path.lstat() for path in (folder, folder / _digest(call))]
     except OSError:
         return False
-
-
-def _is_own(path: Path) -> bool:
-    status = path.lstat()
-    return (
+    return all(
         status.st_uid == os.geteuid()
         and not stat.S_ISLNK(status.st_mode)
         and not status.st_mode & 0o022
+        for status in found
     )

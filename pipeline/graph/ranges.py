@@ -10,6 +10,7 @@ from torch import Tensor
 from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.words import count
 
 # Numbers that are checked at a time.
 CHECKED = 1 << 26
@@ -54,31 +55,30 @@ def check_graph(path: Path, packed: Mapping) -> None:
 
 def check_edges(path: Path, packed: Mapping) -> int:
     """Check the edges of a graph, and what else has numbers of its nodes and edges; return the number of nodes."""
-    edges, indptr = (
-        _integers(path, "edges", packed["edges"], 2),
-        _integers(path, "indptr", packed.get("indptr")),
-    )
+    edges = _integers(path, "edges", packed["edges"], 2)
+    indptr = _integers(path, "indptr", packed.get("indptr"))
     if edges.size(0) != 2 or not len(indptr):
-        raise DamagedFile(
-            f"{name_in(path, 'edges')} is damaged: edges must have the shape [2, num_edges], not "
-            f"{list(edges.shape)}, and indptr [num_nodes + 1], not {list(indptr.shape)}"
+        raise _damage(
+            path,
+            "edges",
+            "edges must have the shape [2, num_edges], not "
+            f"{list(edges.shape)}, and indptr [num_nodes + 1], not {list(indptr.shape)}",
         )
     num_nodes, num_edges = len(indptr) - 1, edges.size(1)
     check_ends(path, "indptr", indptr, num_edges, "edges")
-    for row in edges:
-        check_numbers(path, "edges", row, num_nodes, "node")
+    check_numbers(path, "edges", edges, num_nodes, "node")
     if "ptr" in packed:  # of many graphs in one
         check_ends(path, "ptr", packed["ptr"], num_nodes, "nodes")
-    for name, count, one in (("by_source", num_edges, "edge"), ("n_id", num_nodes, "node")):
-        if name in packed and len(_integers(path, name, packed[name])) != count:
-            raise DamagedFile(
-                f"{name_in(path, name)} is damaged: it has {len(packed[name]):,} numbers for "
-                f"{count:,} {one}s"
-            )
-    if "by_source" in packed:
-        check_numbers(path, "by_source", packed["by_source"], num_edges, "edge")
-    if "n_id" in packed:  # the numbers that the nodes have in a larger graph
-        check_numbers(path, "n_id", packed["n_id"], UNBOUNDED, "node")
+    for name, num, bound, one in (
+        ("by_source", num_edges, num_edges, "edge"),
+        ("n_id", num_nodes, UNBOUNDED, "node"),  # the numbers that the nodes have in a larger graph
+    ):
+        if name in packed:
+            if len(_integers(path, name, packed[name])) != num:
+                raise _damage(
+                    path, name, f"it has {len(packed[name]):,} numbers for {num:,} {one}s"
+                )
+            check_numbers(path, name, packed[name], bound, one)
     for name in PAIRS:
         if name in packed:
             check_numbers(path, name, packed[name], num_nodes, "node")
@@ -90,37 +90,31 @@ def check_ends(path: Path, name: str, ptr: object, end: int, what: str) -> None:
     ptr = _integers(path, name, ptr)
     if not len(ptr) or int(ptr[0]) or int(ptr[-1]) != end:
         found = f"goes from {int(ptr[0]):,} to {int(ptr[-1]):,}" if len(ptr) else "is empty"
-        raise DamagedFile(
-            f"{name_in(path, name)} is damaged: it {found}, but there are {end:,} {what}"
-        )
+        raise _damage(path, name, f"it {found}, but there are {end:,} {what}")
     for first in range(0, len(ptr) - 1, CHECKED):
         if bool((ptr[first : first + CHECKED + 1].diff() < 0).any()):
-            raise DamagedFile(f"{name_in(path, name)} is damaged: its numbers must not decrease")
+            raise _damage(path, name, "its numbers must not decrease")
         pulse.renew()
 
 
-def check_numbers(path: Path, name: str, values: Tensor, count: int, one: str) -> None:
+def check_numbers(path: Path, name: str, values: Tensor, num: int, one: str) -> None:
     """Refuse numbers of nodes, edges or others that there are not."""
-    for part in _integers(path, name, values, values.dim()).split(CHECKED):
+    for part in _integers(path, name, values, values.dim()).reshape(-1).split(CHECKED):
         low, high = (int(bound) for bound in torch.aminmax(part)) if part.numel() else (0, -1)
-        if low < 0 or high >= count:
-            bounds = "from 0 on" if count == UNBOUNDED else f"0 to {count - 1:,}"
-            raise DamagedFile(
-                f"{name_in(path, name)} is damaged: it names {one} {low if low < 0 else high:,}, the "
-                f"graph has {one}s {bounds}"
-            )
+        if low < 0 or high >= num:
+            bounds = "from 0 on" if num == UNBOUNDED else f"0 to {num - 1:,}"
+            found = f"it names {one} {low if low < 0 else high:,}"
+            raise _damage(path, name, f"{found}, the graph has {one}s {bounds}")
         pulse.renew()
 
 
-def check_order(path: Path, name: str, values: Tensor, count: int, one: str) -> None:
+def check_order(path: Path, name: str, values: Tensor, num: int, one: str) -> None:
     """Refuse anything but an order of all nodes or edges."""
-    check_numbers(path, name, values, count, one)
-    seen = torch.zeros(count, dtype=torch.bool)
+    check_numbers(path, name, values, num, one)
+    seen = torch.zeros(num, dtype=torch.bool)
     seen[values.reshape(-1).long()] = True
-    if values.dim() != 1 or len(values) != count or not bool(seen.all()):
-        raise DamagedFile(
-            f"{name_in(path, name)} is damaged: it must hold the number of each {one} once"
-        )
+    if values.shape != seen.shape or not bool(seen.all()):
+        raise _damage(path, name, f"it must hold the number of each {one} once")
 
 
 def name_in(path: Path, name: str) -> str:
@@ -128,20 +122,17 @@ def name_in(path: Path, name: str) -> str:
     return str(path / f"{name}.bin") if path.is_dir() else f"{path}: {name}"
 
 
+def _damage(path: Path, name: str, text: str) -> DamagedFile:
+    return DamagedFile(f"{name_in(path, name)} is damaged: {text}")
+
+
 def _integers(path: Path, name: str, values: object, dim: int = 1) -> Tensor:
     """Return the values of an array, or refuse what does not hold integers or has another number of dimensions."""
-    if (
-        not isinstance(values, Tensor)
-        or values.dim() != dim
-        or values.dtype not in (torch.int32, torch.int64)
-    ):
-        found = (
-            f"{values.dtype} of the shape {list(values.shape)}"
-            if isinstance(values, Tensor)
-            else "nothing"
-        )
-        raise DamagedFile(
-            f"{name_in(path, name)} is damaged: it must hold int32 or int64 in {dim} "
-            f"dimension{'s' * (dim > 1)}, not {found}"
-        )
-    return values
+    if isinstance(values, Tensor):
+        if values.dim() == dim and values.dtype in (torch.int32, torch.int64):
+            return values
+        found = f"{values.dtype} of the shape {list(values.shape)}"
+    else:
+        found = "nothing"
+    dimensions = count(dim, "dimension")
+    raise _damage(path, name, f"it must hold int32 or int64 in {dimensions}, not {found}")

@@ -96,16 +96,5 @@ void subgraph_write(const Subgraph* graph, int num_threads, int64_t* src, int64_
   transpose(src, dst, graph->num_edges, rows, T_src, T_dst, T_indptr, T_perm);
 }
 
-// Copies rows of `bytes` bytes each. They lie far apart, so that each is fetched some rows ahead.
-void gather_rows(const char* from, const int64_t* rows, int64_t num_rows, int64_t bytes, char* to, int num_threads) {
-  constexpr int64_t AHEAD = 24;
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-  for (int64_t i = 0; i < num_rows; i++) {
-    if (i + AHEAD < num_rows)
-      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + rows[i + AHEAD] * bytes + at);
-    std::memcpy(to + i * bytes, from + rows[i] * bytes, bytes);
-  }
-}
-
 void subgraph_free(Subgraph* graph) { delete graph; }
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -60,16 +60,7 @@ def attach(
     """
     out = Data(edge_index=edge_index, num_nodes=len(nodes))
     if data.edge_attr is not None:
-        native = (
-            position.device.type == "cpu"
-            and LIBRARY.get() is not None
-            and position.dtype == torch.int64
-        )
-        out.edge_attr = (
-            gather(data.edge_attr, position)
-            if native
-            else data["edge_attr"].index_select(0, position)
-        )
+        out.edge_attr = data["edge_attr"].index_select(0, position)
     return attach_nodes(out, data, nodes)
 
 
@@ -208,20 +199,3 @@ def induce(
         library.subgraph_free(selected)
     out = from_csc(edges, ptr)
     return fill_csr(out, perm=perm, src=transposed[0], dst=transposed[1], rowptr=rowptr), position
-
-
-def gather(
-    values: Shaped[Tensor, "num_rows columns"], rows: Int[Tensor, " num_selected"]
-) -> Tensor:
-    """Compute ``values[rows]`` for a contiguous matrix on the CPU and rows of int64, all in range."""
-    assert values.is_contiguous() and values.dim() == 2 and rows.dtype == torch.int64
-    out = values.new_empty(rows.numel(), values.size(1))
-    LIBRARY.require().gather_rows(
-        pointer(values),
-        pointer(rows),
-        ctypes.c_int64(rows.numel()),
-        ctypes.c_int64(values.size(1) * values.element_size()),
-        pointer(out),
-        torch.get_num_threads(),
-    )
-    return out

@@ -25,7 +25,8 @@ from parallel_epochs.pipeline.run.memory import format_bytes
 if TYPE_CHECKING:
     import numpy as np
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Of the name of a temporary file.
+RANDOM_BYTES = 8
 
 
 def user_records() -> Path:
@@ -54,26 +55,15 @@ def naming(path: Path, doing: str, *, size: Callable[[], int] = lambda: 0) -> It
         raise
     except (OSError, MemoryError) as error:
         number = error.errno if isinstance(error, OSError) else errno.ENOMEM
-        if number in NO_SPACE:
-            raise FileError(_no_space(path, number, size()), number) from error
+        if number == errno.ENOSPC:
+            raise FileError(_no_space(path, size()), number) from error
         reason = getattr(error, "strerror", None) or str(error) or "no memory"
         raise FileError(f"{path} cannot be {doing}: {reason}", number) from error
 
 
-def _no_space(path: Path, number: int, size: int) -> str:
-    if number == errno.EFBIG:
-        return (
-            f"{path} would be larger than the disk or your limit on file sizes (ulimit -f) allows"
-        )
+def _no_space(path: Path, size: int) -> str:
     needs = f" for the {format_bytes(size)} of {path.name}" if size else f" for {path.name}"
-    if number == errno.EDQUOT:
-        return f"{path.parent}: your disk quota leaves no space{needs}; delete something, or choose another directory"
     with contextlib.suppress(OSError):
-        if (disk := os.statvfs(path.parent)).f_files and not disk.f_favail and disk.f_bavail:
-            return (
-                f"{path.parent} has no inode left{needs} (df -i): its disk takes no more files. Delete some, or "
-                "choose another directory"
-            )
         needs += f", {format_bytes(shutil.disk_usage(path.parent).free)} are free"
     return f"{path.parent} has no space left{needs}; delete something, or choose another directory"
 
@@ -290,7 +280,7 @@ def link(path: Path, other: Path) -> None:
 
 def _temporary_beside(path: Path) -> Path:
     """Return a temporary name for `path` that no other process chooses, on any machine that shares the disk."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}.tmp")
 
 
 def _locked_temporary(path: Path) -> BinaryIO:
@@ -310,7 +300,8 @@ def remove_stale(path: Path) -> None:
     A living writer holds a lock on its file. Every machine and container that shares the disk sees the lock, while
     process numbers mean nothing outside of their own machine.
     """
-    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+    random = "[0-9a-f]" * 2 * RANDOM_BYTES
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.{random}.tmp"):
         # One that has gone meanwhile, is locked, or belongs to another user.
         with contextlib.suppress(OSError), open(temporary, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 Each limit is an environment variable with a default that no file of a person reaches. Nothing here imports torch.
 """
 
+import itertools
 import os
 import zipfile
 from pathlib import Path
@@ -39,9 +40,8 @@ def limit(name: str) -> int:
 
 def limit_in_memory() -> int:
     """Return how many bytes may be unpacked into memory: the limit, or half of the memory where that is less."""
-    return (
-        limit(UNPACKED) if os.environ.get(UNPACKED) else min(limit(UNPACKED), machine_memory() // 2)
-    )
+    most = limit(UNPACKED)
+    return most if os.environ.get(UNPACKED) else min(most, machine_memory() // 2)
 
 
 def check_size(what: str, size: int, name: str, bound: int | None = None) -> None:
@@ -113,12 +113,9 @@ def check_yaml(text: str, name: str) -> None:
         if id(node) in above:
             raise DamagedFile(f"{name} is damaged: an alias in it stands within itself")
         if id(node) not in counts:
-            parts = node.value if isinstance(node, yaml.CollectionNode) else []
-            parts = (
-                [part for pair in parts for part in pair]
-                if isinstance(node, yaml.MappingNode)
-                else parts
-            )
+            parts = node.value if isinstance(node, yaml.SequenceNode) else []
+            if isinstance(node, yaml.MappingNode):
+                parts = itertools.chain(*node.value)
             counts[id(node)] = 1 + sum(count(part, above | {id(node)}) for part in parts)
         return counts[id(node)]
 

@@ -4,6 +4,7 @@ A file that the command reads, or that belongs to a run, a study, a store or a c
 replaced if its header shows that the same command wrote it, or if the user asks for it.
 """
 
+import contextlib
 import csv
 import fnmatch
 import json
@@ -18,20 +19,14 @@ from pathlib import Path
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.files import naming
 
-# Meanings of the names of a header, by its kind.
-KINDS = {
-    "columns": "a table with the columns",
-    "keys": "a file with the keys",
-    "files": "a zip archive of",
-}
 # Bytes in which a header is looked for.
 HEAD_BYTES = 1 << 16
-# A file of JSON that is longer than this is described by its first bytes.
-JSON_BYTES = 1 << 24
 # A folder with a config.yaml and one of these holds a run.
 RUN_NAMES = ("checkpoints", "metrics.jsonl", "summary.json")
 CACHED = re.compile(r"[0-9a-f]{16,}")
-CACHE_FOLDERS = ("graphs", "partitions")
+CACHE_FOLDERS = {"graphs", "partitions"}
+# What a command reads: files, folders and patterns, each with the argument that names it.
+Sources = Iterable[tuple[str, Path]]
 
 
 @dataclass(frozen=True)
@@ -39,8 +34,8 @@ class Header:
     """The content of a file, as its beginning tells it.
 
     Attributes:
-        kind: "columns" of a table, "keys" of a torch.save or JSON file, "files" of another zip archive, "lines" of any
-            other text, or "bytes".
+        kind: "columns" of a table, "keys" of a torch.save file or of the first object in a list of JSON, "files" of
+            another zip archive, "lines" of any other text, or "bytes".
         names: the columns, the keys, the files or the first two lines.
         start: the first bytes.
     """
@@ -49,28 +44,13 @@ class Header:
     names: tuple[str, ...]
     start: bytes
 
-    def describe(self) -> str:
-        """Say what the file is."""
-        if self.kind in KINDS:
-            what = KINDS[self.kind]
-            shown = ", ".join(ascii(name)[1:-1][:40] for name in self.names[:5])
-            return f"{what} {shown}{', ...' * (len(self.names) > 5)}"
-        if self.kind == "lines":
-            return f"a text that begins with {self.names[0].strip()[:40]!a}"
-        return f"a binary file that begins with {ascii(self.start[:8])[1:]}"
-
-
-def nothing(header: Header) -> bool:
-    """Tell that the command has written no such file."""
-    return False
-
 
 def check(
     name: str,
     path: Path,
     *,
-    ours: Callable[[Header], bool] = nothing,
-    reads: Iterable[tuple[str, Path]] = (),
+    ours: Callable[[Header], bool] = lambda header: False,
+    reads: Sources = (),
     cache: Path | None = None,
     overwrite: bool = False,
     way_out: str = "overwrite=true",
@@ -80,46 +60,54 @@ def check(
     Args:
         name: the argument that names the file.
         ours: tells by the header of a file whether this command writes such files.
-        reads: files, folders and patterns that the command reads, each with the argument that names it.
+        reads: what the command reads.
         cache: the folder of prepared graphs.
         overwrite: whether the user allows to replace any other file.
         way_out: how the user allows it.
 
     Raises:
-        ValueError: names the argument, the file, and what it is.
+        ValueError: names the argument and the file.
     """
     files.check_output(name, path)
     reads = list(reads)
-    if read := next((f"{key}={source}" for key, source in reads if is_read(source, path)), None):
-        raise ValueError(
-            f"{name}={path} is a file that this command reads ({read}). Give another name"
-        )
-    if not path.exists():
+    check_unread(name, path, reads)
+    if not path.exists() or ours(read_header(path)):
         return
-    header = read_header(path)
-    if ours(header):
-        return
-    folders = [
-        (f"the folder {source} that this command reads", source)
-        for _, source in reads
-        if source.is_dir()
-    ]
+    folders = [(f"the folder {source} that this command reads", source) for _, source in reads]
     if cache is not None:
         folders.append((f"the cache {cache}", cache))
-    if owner := find_owner(path) or next(
-        (owner for owner, folder in folders if is_inside(path, folder)), None
-    ):
+    if owner := find_owner(path, folders):
         raise ValueError(
             f"{name}={path} belongs to {owner}, and no command replaces such a file. Give another name"
         )
     if not overwrite and path.stat().st_size:
         raise ValueError(
-            f"{name}={path} exists, and this command did not write it: it is {header.describe()}. Give "
-            f"another name, or {way_out} to replace it"
+            f"{name}={path} exists, and this command did not write it. Give another name, or {way_out} "
+            "to replace it"
         )
 
 
-def check_distinct(written: Iterable[tuple[str, Path]]) -> None:
+def check_unread(name: str, path: Path, reads: Sources) -> None:
+    """Refuse to write a file that is read, by any of its names, or that fits a pattern of files that are read.
+
+    Raises:
+        ValueError: names both arguments.
+    """
+    for key, source in reads:
+        if source.is_file():
+            is_read = path.exists() and os.path.samefile(source, path)
+        else:
+            is_read = (
+                fnmatch.fnmatch(path.name, source.name)
+                and path.parent.resolve() == source.parent.resolve()
+            )
+        if is_read:
+            raise ValueError(
+                f"{name}={path} is a file that this command reads ({key}={source}). Give another name"
+            )
+
+
+def check_distinct(written: Sources) -> None:
     """Refuse two arguments that name the same file to write.
 
     Raises:
@@ -127,43 +115,34 @@ def check_distinct(written: Iterable[tuple[str, Path]]) -> None:
     """
     seen: dict[str, str] = {}
     for name, path in written:
-        if other := seen.get(
-            real := os.path.realpath(path)
-        ):  # Path.resolve() fails for links in a circle
+        real = os.path.realpath(path)  # Path.resolve() fails for links in a circle
+        if real in seen:
             raise ValueError(
-                f"{name}={path} and {other} name the same file. Give one of them another name"
+                f"{name}={path} and {seen[real]} name the same file. Give one of them another name"
             )
         seen[real] = f"{name}={path}"
 
 
-def is_read(source: Path, path: Path) -> bool:
-    """Tell whether a path is a file that is read, by any of its names, or fits the pattern of files that are read."""
-    if source.is_file():
-        return path.exists() and os.path.samefile(source, path)
-    return (
-        fnmatch.fnmatch(path.name, source.name) and path.parent.resolve() == source.parent.resolve()
-    )
+def find_owner(path: Path, folders: Sources = ()) -> str | None:
+    """Name the run, the study, the store or the cache that a file belongs to; none if it belongs to none.
 
-
-def is_inside(path: Path, folder: Path) -> bool:
-    """Tell whether a file lies in a folder, by its name or by what its name links to."""
-    return any(place.is_relative_to(folder.resolve()) for place in _places(path))
-
-
-def find_owner(path: Path) -> str | None:
-    """Name the run, the study, the store or the cache that a file belongs to; none if it belongs to none."""
-    for place in _places(path):
+    Args:
+        folders: others that own what lies in them, each with its name.
+    """
+    # Where the file lies by its name, and by what the name links to.
+    for place in (path.parent.resolve() / path.name, path.resolve()):
         for folder in place.parents[:2]:
             if is_run(folder):
                 return f"the run {folder}"
             if (folder / "manifest.json").is_file():
                 return f"the store {folder}"
-        if (place.parent / "study.journal").is_file() or (place.parent / "multirun.yaml").is_file():
+        if any((place.parent / name).is_file() for name in ("study.journal", "multirun.yaml")):
             return f"the runs in {place.parent}"
-        if CACHED.search(place.name) and {folder.name for folder in place.parents[:2]} & {
-            *CACHE_FOLDERS
-        }:
+        if CACHED.search(place.name) and CACHE_FOLDERS & {each.name for each in place.parents[:2]}:
             return f"the cache {place.parent}"
+        for owner, folder in folders:
+            if folder.is_dir() and place.is_relative_to(folder.resolve()):
+                return owner
     return None
 
 
@@ -174,11 +153,6 @@ def is_run(folder: Path) -> bool:
     )
 
 
-def _places(path: Path) -> tuple[Path, Path]:
-    """Return where a file lies by its name, and where by what the name links to."""
-    return path.parent.resolve() / path.name, path.resolve()
-
-
 def read_header(path: Path) -> Header:
     """Read what the beginning of a file tells of its content.
 
@@ -187,74 +161,40 @@ def read_header(path: Path) -> Header:
     """
     with naming(path, "read"), open(path, "rb") as file:
         start = file.read(HEAD_BYTES)
-    if start.startswith(b"PAR1"):
-        return _parquet_header(path, start)
-    if start.startswith(b"PK\x03\x04"):
-        return _torch_header(path, start)
-    text = _unzip(start) if start.startswith(b"\x1f\x8b") else start
+    if start.startswith((b"PAR1", b"PK\x03\x04")):
+        kind, names = _names_within(path, is_zip=start.startswith(b"PK"))
+        return Header(kind, tuple(names), start)
+    text = start
+    if start.startswith(b"\x1f\x8b"):
+        text = b""
+        with contextlib.suppress(zlib.error):
+            text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, HEAD_BYTES)
     if b"\0" in text or not text:
         return Header("bytes", (), start)
-    decoded = text.decode("utf-8", errors="replace")
-    if keys := _json_keys(path, decoded):
-        return Header("keys", keys, start)
-    first, *others = decoded.splitlines() or [""]
+    first, *others = text.decode("utf-8", errors="replace").splitlines() or [""]
+    if first == "[" and others:
+        with contextlib.suppress(ValueError, RecursionError):
+            return Header("keys", tuple(json.loads(others[0].rstrip(","))), start)
     for separator in "\t,":
-        if separator in first and (
-            cells := next(csv.reader([first[:HEAD_BYTES]], delimiter=separator), [])
-        ):
+        if separator in first:
+            cells = next(csv.reader([first[:HEAD_BYTES]], delimiter=separator), [])
             return Header("columns", tuple(cells), start)
     return Header("lines", (first, *others[:1]), start)
 
 
-def _parquet_header(path: Path, start: bytes) -> Header:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:  # who cannot write such a table has not written this one
-        return Header("bytes", (), start)
-    try:
-        return Header("columns", tuple(parquet.read_schema(path).names), start)
-    except (ArrowException, OSError):
-        return Header("bytes", (), start)
+def _names_within(path: Path, *, is_zip: bool) -> tuple[str, Iterable[str]]:
+    """Return the kind of a Parquet file or of a zip archive, and what names it holds."""
+    with contextlib.suppress(Exception):  # it may be damaged, and the packages may be missing
+        if not is_zip:
+            from pyarrow import parquet
 
+            return "columns", parquet.read_schema(path).names
+        # imports torch, which takes seconds, and is needed for such files alone
+        from parallel_epochs.pipeline.run.checkpoint import load_safely
 
-def _torch_header(path: Path, start: bytes) -> Header:
-    # imports torch, which takes seconds, and is needed for such files alone
-    from parallel_epochs.pipeline.run.checkpoint import UNREADABLE, load_safely
-
-    try:
         value = load_safely(path, mmap=True)
-    except UNREADABLE:
-        return _archive_header(path, start)
-    is_dict = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    return Header("keys", tuple(value), start) if is_dict else Header("bytes", (), start)
-
-
-def _archive_header(path: Path, start: bytes) -> Header:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return Header("files", tuple(archive.namelist()), start)
-    except (zipfile.BadZipFile, OSError):
-        return Header("bytes", (), start)
-
-
-def _json_keys(path: Path, start: str) -> tuple[str, ...]:
-    """Return the keys of a JSON object, or of the first object of a list that has one in each line; else none."""
-    if start.startswith("[\n{"):
-        text = start.splitlines()[1].rstrip(",")
-    elif start.startswith("{") and path.stat().st_size <= JSON_BYTES:
-        text = path.read_text(errors="replace")
-    else:
-        return ()
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(value) if isinstance(value, dict) else ()
-
-
-def _unzip(start: bytes) -> bytes:
-    """Decompress what the first bytes of a .gz file hold."""
-    try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, HEAD_BYTES)
-    except zlib.error:
-        return b""
+        is_dict = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        return ("keys", value) if is_dict else ("bytes", ())
+    with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:
+        return "files", archive.namelist()
+    return "bytes", ()

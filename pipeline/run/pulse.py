@@ -31,22 +31,20 @@ class State(enum.IntEnum):
     ABSENT, BUSY, LONG, WAITING, ENDED, SAVING = range(6)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sign:
     """The last heartbeat of a process, and what it was doing.
 
     Attributes:
         rank: its number among all ranks; -1 for the process that starts the ranks.
         beat: time of the heartbeat, in seconds of the system's monotonic clock.
-        since: when it began what it is doing.
-        alive: when another of its threads last held the interpreter's lock, for example while it waits for others.
+        alive: when one of its threads last held the interpreter's lock, for example while it waits for others.
     """
 
     pid: int = 0
     rank: int = 0
     state: State = State.ABSENT
     beat: float = 0.0
-    since: float = 0.0
     doing: str = ""
     alive: float = 0.0
 
@@ -54,9 +52,8 @@ class Sign:
         return "the process that starts the ranks" if self.rank < 0 else f"rank {self.rank}"
 
 
-_LAYOUT = struct.Struct("<qiidd88sd")
-_BEAT, _BEAT_OFFSET = struct.Struct("<idd88s"), 12
-_ALIVE, _ALIVE_OFFSET = struct.Struct("<d"), 120
+_LAYOUT = struct.Struct("<qiid88sd")
+_ALIVE, _ALIVE_OFFSET = struct.Struct("<d"), _LAYOUT.size - 8
 # The words for a process that has just taken its place.
 STARTING = "starting"
 # Seconds between two updates of `alive`.
@@ -94,40 +91,19 @@ class Board:
 
     def signs(self) -> list[Sign]:
         """Read the last heartbeat of every process."""
-        signs = []
-        for pid, rank, state, beat, since, doing, alive in _LAYOUT.iter_unpack(self._memory[:]):
-            text = doing.rstrip(b"\0").decode(errors="replace")
-            signs.append(Sign(pid, rank, State(state), beat, since, text, alive))
-        return signs
+        return [
+            Sign(pid, rank, State(state), beat, doing.rstrip(b"\0").decode(errors="replace"), alive)
+            for pid, rank, state, beat, doing, alive in _LAYOUT.iter_unpack(self._memory[:])
+        ]
 
     def write(self, place: int, sign: Sign) -> None:
-        """Write all fields of a heartbeat."""
-        _LAYOUT.pack_into(
-            self._memory,
-            place * _LAYOUT.size,
-            sign.pid,
-            sign.rank,
-            sign.state,
-            sign.beat,
-            sign.since,
-            sign.doing.encode(),
-            sign.alive,
-        )
+        """Write a heartbeat."""
+        fields = dataclasses.replace(sign, doing=sign.doing.encode())
+        _LAYOUT.pack_into(self._memory, place * _LAYOUT.size, *vars(fields).values())
 
     def write_alive(self, place: int) -> None:
         """Write that Python code runs in the process."""
         _ALIVE.pack_into(self._memory, place * _LAYOUT.size + _ALIVE_OFFSET, time.monotonic())
-
-    def write_beat(self, place: int, sign: Sign) -> None:
-        """Write the fields of a heartbeat that change."""
-        _BEAT.pack_into(
-            self._memory,
-            place * _LAYOUT.size + _BEAT_OFFSET,
-            sign.state,
-            sign.beat,
-            sign.since,
-            sign.doing.encode(),
-        )
 
     def trace(self, place: int) -> Path:
         """Return the file that the process of a place writes its traceback to."""
@@ -159,10 +135,9 @@ class Pulse:
 
     def join(self, board: Board, place: int, rank: int) -> None:
         """Take a place on a board."""
-        now = time.monotonic()
         self.board, self._place = board, place
-        self._sign = Sign(os.getpid(), rank, State.LONG, now, now, STARTING, now)
-        board.write(place, self._sign)
+        self._sign = Sign(os.getpid(), rank)
+        self.beat(STARTING, State.LONG)
         self._trace = open(board.trace(place), "wb")  # noqa: SIM115 - open as long as a trace may be asked for
         faulthandler.register(TRACE_SIGNAL, file=self._trace, all_threads=True)
         self._left.clear()
@@ -191,14 +166,11 @@ class Pulse:
         Args:
             doing: what the process is doing, as in "last seen: step 3 of round 1".
         """
-        if self.board is None:
-            return
-        sign = self._sign
-        sign.beat = time.monotonic()
-        if doing != sign.doing:
-            sign.doing, sign.since = doing, sign.beat
-        sign.state = state
-        self.board.write_beat(self._place, sign)
+        if self.board is not None:
+            now = time.monotonic()
+            changed = {"state": state, "beat": now, "doing": doing, "alive": now}
+            self._sign = dataclasses.replace(self._sign, **changed)
+            self.board.write(self._place, self._sign)
 
     def renew(self) -> None:
         """Write a heartbeat with the text and state of the last one."""
@@ -207,7 +179,7 @@ class Pulse:
     @contextlib.contextmanager
     def waiting(self, doing: str = "waiting for the other ranks") -> Iterator[None]:
         """Mark this process as waiting for others until the end of the block."""
-        before = dataclasses.replace(self._sign)
+        before = self._sign
         self.beat(f"{before.doing}, {doing}" if before.doing else doing, State.WAITING)
         try:
             yield
@@ -217,13 +189,8 @@ class Pulse:
 
 # There is one for each process, so that all code can write heartbeats without being handed an object.
 _pulse = Pulse()
-join, leave, beat, renew, waiting = (
-    _pulse.join,
-    _pulse.leave,
-    _pulse.beat,
-    _pulse.renew,
-    _pulse.waiting,
-)
+join, leave, beat = _pulse.join, _pulse.leave, _pulse.beat
+renew, waiting = _pulse.renew, _pulse.waiting
 
 
 def board() -> Board | None:

@@ -46,7 +46,7 @@ def check_values(path: Path, values: Mapping[str, Any], types: Mapping[str, Any]
             if name in values and not _fits(values[name], annotation):
                 raise DamagedFile(
                     f"{path} is damaged, or somebody changed it: {name} is {shown(values[name])}, and it "
-                    f"should be {_describe(annotation)}"
+                    f"should be {getattr(annotation, '__name__', annotation)}"
                 )
 
 
@@ -81,25 +81,8 @@ def _fits(value: object, annotation: Any) -> bool:
         return isinstance(value, str) and value.encode(errors="ignore").decode() == value
     if annotation is int:
         return type(value) is int and 0 <= value < LARGEST_COUNT
-    if isinstance(value, Tensor):
-        is_plain = value.layout == torch.strided and not value.is_quantized
-        return is_plain and isinstance(value, annotation) and not _has_nan(value)
-    return isinstance(value, annotation)
-
-
-def _has_nan(value: Tensor) -> bool:
-    """Tell whether a small tensor of what was learned has a NaN; those of features and labels may have some."""
-    return value.dtype == torch.float64 and bool(value.isnan().any())
-
-
-def _describe(annotation: object) -> str:
-    if annotation is int:
-        return "a whole number from 0"
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(map(_describe, get_args(annotation)))
-    shown = (
-        getattr(annotation, "__name__", str(annotation))
-        if isinstance(annotation, type)
-        else str(annotation)
-    )
-    return shown.replace("NoneType", "nothing").removeprefix("typing.")
+    if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_quantized):
+        return False
+    # Of what was learned, in float64, no number is NaN; features and labels may have some.
+    has_nan = isinstance(value, Tensor) and value.dtype == torch.float64 and value.isnan().any()
+    return isinstance(value, annotation) and not has_nan

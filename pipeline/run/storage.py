@@ -1,6 +1,5 @@
 """Allocates large tables in memory, or in memory-mapped files if they do not fit into memory."""
 
-import logging
 import mmap
 import os
 import shutil
@@ -11,12 +10,6 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.memory import format_bytes
-
-log = logging.getLogger(__name__)
-
-# Bytes of each learned number: in last.pt and previous.pt, at least and with what Adam keeps of it; in best.pt.
-LEAST_BYTES, ADAM_BYTES, BEST_BYTES = 4, 16, 4
 
 
 class MemoryStorage:
@@ -92,32 +85,3 @@ def free_space(folder: Path) -> int:
     while not folder.exists():
         folder = folder.absolute().parent
     return shutil.disk_usage(folder).free
-
-
-def check_room(folder: Path, num_parameters: int) -> None:
-    """Refuse a run whose checkpoints the disk cannot hold; warn if it cannot once an optimizer has filled them.
-
-    Args:
-        folder: of the run, perhaps one that is continued: its own checkpoints are replaced.
-        num_parameters: numbers that are learned.
-
-    Raises:
-        ValueError: even last.pt and previous.pt, with weights alone, do not fit.
-    """
-    free = free_space(folder) + sum(path.stat().st_size for path in folder.glob("checkpoints/*.pt"))
-    least, likely = 2 * LEAST_BYTES * num_parameters, (2 * ADAM_BYTES + BEST_BYTES) * num_parameters
-    if least > free:
-        raise ValueError(
-            f"{folder} is on a disk with {format_bytes(free)} for checkpoints, but those of "
-            f"{num_parameters:,} parameters take {format_bytes(least)} at least: delete files, or choose "
-            "another disk by hydra.run.dir"
-        )
-    if likely > free:
-        log.warning(
-            "%s is on a disk with %s for checkpoints, but those of %s parameters may take %s: delete files, or "
-            "choose another disk by hydra.run.dir",
-            folder,
-            format_bytes(free),
-            f"{num_parameters:,}",
-            format_bytes(likely),
-        )

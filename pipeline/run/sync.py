@@ -63,10 +63,6 @@ class GradientSync:
         """Return the bytes that a rank contributes to a step."""
         return sum(4 * p.numel() for p in [*self._parameters, *self._statistics])
 
-    def only_stop(self) -> Agreement:
-        """Return what a single rank agrees on with itself before its device has computed the loss."""
-        return Agreement(0.0, 0.0, self._stop.signum != 0, [])
-
     def __call__(self, loss_sum: Tensor | None, count: Tensor | None) -> Agreement:
         """Replace every gradient by its sum over the ranks.
 

@@ -28,6 +28,8 @@ ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
 LONG_FACTOR = 10
 # The byte that the watched process sends at its end; no signal has this number.
 GOODBYE = b"\0"
+# What letters for the state of a process mean, of those that explain why it is silent.
+STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk"}
 # The pipes to the watchdogs of this process: none, or one.
 _pipes: list[int] = []
 # Grace period for the launcher and the healthy ranks of torchrun to exit after the hung ranks were killed.
@@ -64,8 +66,8 @@ def watch(
     """
     from parallel_epochs.pipeline.run.stop import STOP_SIGNALS  # not in the watchdog's own process
 
-    files = [
-        handler
+    paths = [
+        handler.baseFilename
         for handler in logging.getLogger().handlers
         if isinstance(handler, logging.FileHandler)
     ]
@@ -75,7 +77,7 @@ def watch(
         "launches": launches,
         "owner": os.getpid(),
         "stop_signals": [*STOP_SIGNALS],
-        "log_file": files[0].baseFilename if files else None,
+        "log_file": paths[0] if paths else None,
         "limits": asdict(limits),
     }
     code = (
@@ -127,17 +129,13 @@ class Watchdog:
         stop_signals: list[int],
         limits: dict,
     ):
-        self.board, self.run_folder, self.launches, self.owner = (
-            Board(Path(board)),
-            Path(run_folder),
-            launches,
-            owner,
-        )
+        self.board, self.run_folder = Board(Path(board)), Path(run_folder)
+        self.launches, self.owner = launches, owner
         self.limits, self._stop_signals = Limits(**limits), stop_signals
         self._tick = min(0.25, self.limits.timeout / 10, self.limits.stop_timeout / 10)
         self._looked = time.monotonic()
-        self._beats: dict[int, float] = {}
-        self._alive: dict[int, float] = {}
+        # The signs that were last read, and the seconds since the heartbeat and since Python code ran, by place.
+        self._signs: list[Sign] = []
         self._silent: dict[int, float] = {}
         self._frozen: dict[int, float] = {}
         self._warned: dict[int, float] = {}
@@ -174,17 +172,15 @@ class Watchdog:
         now = time.monotonic()
         # Time in which this process, or the whole job, was stopped itself does not count.
         elapsed, self._looked = min(now - self._looked, 4 * self._tick), now
-        if _is_stopped(self.owner):
+        if _stat(self.owner) in ("T", "t"):
             return False
-        signs = self.board.signs()
+        signs, before = self.board.signs(), self._signs
         for place, sign in enumerate(signs):
-            self._silent[place] = (
-                0.0 if self._beats.get(place) != sign.beat else self._silent[place] + elapsed
-            )
-            self._frozen[place] = (
-                0.0 if self._alive.get(place) != sign.alive else self._frozen[place] + elapsed
-            )
-            self._beats[place], self._alive[place] = sign.beat, sign.alive
+            known = before[place] if before else Sign()
+            quiet, stuck = self._silent.get(place, 0.0), self._frozen.get(place, 0.0)
+            self._silent[place] = quiet + elapsed if known.beat == sign.beat else 0.0
+            self._frozen[place] = stuck + elapsed if known.alive == sign.alive else 0.0
+        self._signs = signs
         silent = self._suspects(signs)
         for place in silent:
             self._warn(place, signs[place])
@@ -195,34 +191,19 @@ class Watchdog:
             for place, sign in enumerate(signs)
         ):
             self._stopping += elapsed
+            stopped = f"stopped by {signal.Signals(self._stop_signum).name}"
             if self.launches and _are_starting(signs):  # there is nothing to save
-                self._end(
-                    f"stopped by {signal.Signals(self._stop_signum).name} while the ranks started",
-                    signs,
-                    [],
-                )
-                return True
+                return self._end(f"{stopped} while the ranks started", signs, [])
             if self._stopping >= self.limits.stop_timeout:
-                name = signal.Signals(self._stop_signum).name
-                self._end(
-                    f"stopped by {name}; the current step did not end within {self._stopping:.0f} s: "
-                    f"{self._describe(silent, signs)}",
-                    signs,
-                    silent,
-                )
-                return True
+                within = f"the current step did not end within {self._stopping:.0f} s"
+                return self._end(f"{stopped}; {within}", signs, silent)
         late = [
             place
             for place in silent
             if self._silent[place] >= self.limits.timeout * _patience(signs[place])
         ]
-        if late:
-            self._end(
-                f"{self._describe(late, signs)}. parallel.timeout={self.limits.timeout:g} ends the run",
-                signs,
-                late,
-            )
-        return bool(late)
+        end = f"parallel.timeout={self.limits.timeout:g} ends the run"
+        return bool(late) and self._end(end, signs, late)
 
     def _is_frozen(self, place: int) -> bool:
         """Tell whether no Python code has run in a process for a while."""
@@ -243,14 +224,11 @@ class Watchdog:
         busy = [place for place in ranks if signs[place].state != State.WAITING]
         return frozen or busy or ranks
 
-    def _describe(self, places: list[int], signs: list[Sign]) -> str:
-        return "; ".join(self._describe_one(place, signs[place]) for place in places)
-
-    def _describe_one(self, place: int, sign: Sign) -> str:
-        return (
-            f"{sign} has been silent for {self._silent[place]:.0f} s{_state_of(sign.pid)}, last seen: "
-            f"{sign.doing}"
-        )
+    def _describe(self, place: int, sign: Sign) -> str:
+        letter = _stat(sign.pid)
+        state = f" ({STATES[letter]})" if letter in STATES else ""
+        silence = f"{sign} has been silent for {self._silent[place]:.0f} s{state}"
+        return f"{silence}, last seen: {sign.doing}"
 
     def _warn(self, place: int, sign: Sign) -> None:
         """Warn that a process is silent, and again each time the silence has doubled."""
@@ -259,11 +237,12 @@ class Watchdog:
             if self._warned.pop(place, None):
                 log.warning("%s continues", sign)
         elif self._silent[place] >= self._warned.get(place, first):
-            log.warning("%s", self._describe_one(place, sign))
+            log.warning("%s", self._describe(place, sign))
             self._warned[place] = 2 * self._silent[place]
 
-    def _end(self, message: str, signs: list[Sign], guilty: list[int]) -> None:
+    def _end(self, message: str, signs: list[Sign], guilty: list[int]) -> bool:
         """End the run: log why and where the hung processes are, kill them, and give the others time to exit."""
+        message = "; ".join([message, *(self._describe(place, signs[place]) for place in guilty)])
         log.error("%s; %s", message, self._last_checkpoint())
         self.board.judge(message, self._stop_signum)
         for place in guilty:
@@ -288,6 +267,7 @@ class Watchdog:
             left = set(filter(_is_alive, left))
         for pid in left:
             _kill(pid, signal.SIGKILL)
+        return True
 
     def _trace(self, place: int, pid: int) -> str:
         """Return the tracebacks of the threads of a process."""
@@ -339,18 +319,6 @@ def _stat(pid: int) -> str:
 
 def _is_alive(pid: int) -> bool:
     return _stat(pid) not in ("", "Z", "X")
-
-
-def _is_stopped(pid: int) -> bool:
-    return _stat(pid) in ("T", "t")
-
-
-def _state_of(pid: int) -> str:
-    return {
-        "T": " (stopped by a signal)",
-        "t": " (stopped by a debugger)",
-        "D": " (waiting for a disk)",
-    }.get(_stat(pid), "")
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -114,16 +113,8 @@ def finish_before_the_others_are_stopped(ranks: Ranks, stop: StopRequest, folder
     inference._add_predictions = in_turn
 
 
-def die_in_a_save(point: str, number: int, ranks: Ranks, stop: StopRequest, folder: Path) -> None:
-    """The rank that saves dies at a named point of a save."""
-    if ranks.is_first:
-        die_while_saving(point, number, partial(kill_this_process, folder / "killed"))
-
-
-def kill_this_process(noted: Path | None = None) -> None:
-    """Die as by kill -9, and write down when: seconds of the system's monotonic clock."""
-    if noted is not None:
-        noted.write_text(str(time.monotonic()))
+def kill_this_process() -> None:
+    """Die as by kill -9."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -191,7 +191,7 @@ def test_hostile(case, tmp_path):
         (
             resource.RLIMIT_FSIZE,
             4096,
-            "<*> would be larger than the disk or your limit on file sizes (ulimit -f) allows",
+            "<*> cannot be written: File too large",
         ),
     ],
 )

@@ -99,9 +99,9 @@ def belongs(written: str, owner: str) -> str:
     return f"{written} belongs to {owner}, and no command replaces such a file. Give another name"
 
 
-def others(written: str, what: str, way_out: str = "overwrite=true") -> str:
+def others(written: str, way_out: str = "overwrite=true") -> str:
     return (
-        f"{written} exists, and this command did not write it: it is {what}. Give another name, or {way_out} to "
+        f"{written} exists, and this command did not write it. Give another name, or {way_out} to "
         "replace it"
     )
 
@@ -113,7 +113,6 @@ P, E, R, T = (
     "pipeline.train ",
 )
 NODES = "data.nodes.path=nodes.csv"
-KINDS = "a table with the columns id, size, kind"
 RUN = "the run <*>/runs/"
 CASES = [
     Case(
@@ -134,7 +133,7 @@ CASES = [
     Case(
         "output on a table of the user",
         P + "tables output=mine.csv",
-        others("output=mine.csv", "a table with the columns id, split, class"),
+        others("output=mine.csv"),
     ),
     Case(
         "predictions on the graph",
@@ -170,7 +169,7 @@ CASES = [
     Case(
         "vectors of relations on a file of the user",
         P + "kg predictions=v.txt",
-        others("predictions=v.relations.txt", "a text that begins with 'mine'"),
+        others("predictions=v.relations.txt"),
         lambda folder: (folder / "v.relations.txt").write_text("mine"),
     ),
     Case(
@@ -193,17 +192,13 @@ CASES = [
     Case(
         "the usual page on a page of the user",
         R + "runs",
-        others("--output=runs/report.html", "a text that begins with '<html>mine'", "--overwrite"),
+        others("--output=runs/report.html", "--overwrite"),
         lambda folder: (folder / "runs/report.html").write_text("<html>mine"),
     ),
     Case(
         "figure on a graph",
         R + "runs/graph --figure graph.pt",
-        others(
-            "--figure=graph.pt",
-            "a file with the keys edge_index, x, y, train_mask, valid_mask, ...",
-            "--overwrite",
-        ),
+        others("--figure=graph.pt", "--overwrite"),
     ),
     Case(
         "figure on the page",
@@ -213,7 +208,18 @@ CASES = [
     Case(
         "reference runs on a table",
         "tools.reference_runs record nodes.csv",
-        others("FILE=nodes.csv", KINDS, "--overwrite"),
+        others("FILE=nodes.csv", "--overwrite"),
+    ),
+    Case(
+        "init on a table that it reads",
+        "pipeline.init . label=nodes.kind output=nodes.csv overwrite=true",
+        reads("output=nodes.csv", "FOLDER=nodes.csv"),
+    ),
+    Case(
+        "a run onto its own data",
+        T + "data=file data.path=app/base.pt hydra.run.dir=app",
+        reads("hydra.run.dir=<*>app/base.pt", "data.path=app/base.pt"),
+        lambda folder: _write(folder / "app/base.pt", "mine"),
     ),
     Case(
         "a run onto a folder with a config.yaml of the user",

@@ -70,8 +70,8 @@ def test_a_register_that_cannot_be_trusted_is_said(tmp_path, caplog):
     trust.register().mkdir(parents=True)
     trust.register().chmod(0o777)
     trust.remember(config())
-    assert "can be written to by others" in caplog.text
+    assert "cannot be used (others can write to it)" in caplog.text
     trust.register().parent.rename(tmp_path / "moved")
     trust.register().parent.touch()
     trust.remember(config())
-    assert "cannot be written (Not a directory)" in caplog.text or "File exists" in caplog.text
+    assert "cannot be used (Not a directory)" in caplog.text or "File exists" in caplog.text

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.data import inspection
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.inspection import LISTED, describe, describe_features
 from parallel_epochs.pipeline.training import describe_data
 from tests.helpers.files import write_ogb
@@ -65,8 +66,9 @@ def test_a_graph_of_tasks_is_counted():
 
 def test_constant_columns_are_counted_block_by_block(monkeypatch):
     monkeypatch.setattr(inspection, "ROWS", 2)
-    values = torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 0]])
-    assert inspection.describe_columns(values) == "3, of which 1 holds the same number in every row"
+    values, data = torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 0]]), Graph()
+    found = inspection.describe_columns(data, values)
+    assert found == "3, of which 1 holds the same number in every row"
 
 
 def test_classes_and_values_are_counted():

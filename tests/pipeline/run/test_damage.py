@@ -499,14 +499,8 @@ def test_records_and_messages_on_a_full_disk(small_disk, capfd):
 @pytest.mark.parametrize(
     "number, says",
     [
-        (
-            errno.EFBIG,
-            "a.pt would be larger than the disk or your limit on file sizes .ulimit -f. allows",
-        ),
-        (
-            errno.EDQUOT,
-            "your disk quota leaves no space for the 4 MB of a.pt; delete something, or choose another dir",
-        ),
+        (errno.EFBIG, "a.pt cannot be written: File too large"),
+        (errno.EDQUOT, "a.pt cannot be written: Disk quota exceeded"),
         (errno.EROFS, "a.pt cannot be written: Read-only file system"),
     ],
 )
@@ -580,10 +574,7 @@ def test_the_commands_end_with_one_line_each(run, trained, small_disk, tmp_path)
     full = "has no space left for"
     for arguments, says in (
         ([f"cache_dir={small_disk}", f"hydra.run.dir={tmp_path / 'other'}"], full),
-        (
-            [cache, f"hydra.run.dir={small_disk / 'run'}", "model.hidden_channels=128"],
-            "is on a disk with .* for checkpoints, but those of 170,157 parameters take",
-        ),
+        ([cache, f"hydra.run.dir={small_disk / 'run'}", "model.hidden_channels=128"], full),
         (
             [
                 f"cache_dir={small_disk}",

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError, Stopp
 from parallel_epochs.pipeline.run.stop import STOP_SIGNALS, StopRequest
 from parallel_epochs.pipeline.run.threads import threads_per_rank
 from tests.helpers import guard_cases
-from tests.helpers.kill_runs import is_alive
-from tests.helpers.running import TOY, forked, rounds_of, shell, status_of, summary_of, train
+from tests.helpers.running import TOY, forked, shell, status_of, summary_of, train
 from tests.helpers.tensors import threads
 
 pytestmark = pytest.mark.usefixtures("importable")
@@ -223,22 +221,8 @@ def test_the_second_ctrl_c_is_not_noted():
 
 
 @pytest.mark.slow
-def test_ranks_of_which_one_has_evaluated_before_the_request_to_stop_leave_together(
-    configure, tmp_path, train_hurt
-):
-    config, folder = configure(*TWO, "evaluation=views", "train.epochs=4"), tmp_path / "stopped"
-    whole = train(config, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        train_hurt(config, folder, guard_cases.finish_before_the_others_are_stopped)
-    assert checkpoint.load(folder / "checkpoints" / "last.pt")["progress"]["step_in_round"] == 4
-    resumed = train(config, folder)
-    assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["auto", "reference"])
 def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(
-    kernel, configure, tmp_path, signalled
+    configure, tmp_path, signalled
 ):
     # Big enough that torch divides its sums among threads.
     config = configure(
@@ -247,7 +231,6 @@ def test_two_threads_stopped_in_the_middle_of_a_round_end_with_the_same_bits(
         "data.num_edges=24000",
         "model.hidden_channels=32",
         "train.epochs=2",
-        f"kernel={kernel}",
     )
     with threads(2):
         whole = train(config, tmp_path / "whole")
@@ -298,44 +281,3 @@ def test_two_nodes_that_prepare_the_same_cache_at_once_both_train(configure, tmp
         expected["weights_sha256"]
     }
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed():
-    """The summary of a run of two ranks that nothing happens to, once one of the cases has made it."""
-    return {}
-
-
-@pytest.mark.slow
-@linux
-@pytest.mark.parametrize(
-    "point",
-    [
-        "half-written",
-        "after the rename",
-        *(
-            pytest.param(point, marks=pytest.mark.exhaustive)
-            for point in ("before the temporary file", "before the rename", "while pruning")
-        ),
-    ],
-)
-def test_a_kill_at_any_point_of_a_save_of_ranks_loses_nothing_and_leaves_nobody(
-    point, configure, tmp_path, train_hurt, undisturbed
-):
-    config, folder = configure(*TWO), tmp_path / "run"
-    if not undisturbed:
-        undisturbed.update(train(config, tmp_path / "whole"))
-    with pytest.raises(RankError, match=r"rank 0 failed: Signal 9 \(SIGKILL\)"):
-        train_hurt(config, folder, partial(guard_cases.die_in_a_save, point, 3))
-    pids = [seen_by(rank, folder, "pid")[0] for rank in (0, 1)]
-    while any(map(is_alive, pids)):
-        time.sleep(0.05)
-        assert time.monotonic() - float((folder / "killed").read_text()) < 30
-    assert time.monotonic() - float((folder / "killed").read_text()) < 30
-    assert checkpoint.load(folder / "checkpoints" / "last.pt")["round"] == (
-        3 if point == "after the rename" else 2
-    )
-    assert train(config, folder)["weights_sha256"] == undisturbed["weights_sha256"]
-    assert not list(folder.rglob("*.tmp")) and [e["round"] for e in rounds_of(folder)] == list(
-        range(4)
-    )

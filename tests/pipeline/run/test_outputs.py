@@ -1,15 +1,17 @@
 import gzip
 import io
-import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from parallel_epochs.pipeline.command.folder import refuse_files_of_others
+from parallel_epochs.pipeline import init
+from parallel_epochs.pipeline.command import folder as run_folder
+from parallel_epochs.pipeline.command.folder import RUN_FILES, refuse_files_of_others
 from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, is_prediction
 from parallel_epochs.pipeline.data.config import FileConfig, GraphFilesConfig
 from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
@@ -88,54 +90,32 @@ def test_a_file_of_predictions_is_replaced_by_other_predictions(tmp_path, name, 
 
 
 @pytest.mark.parametrize(
-    "name, content, what",
+    "name, content",
     [
-        ("nodes.csv", b"id,name,kind\n1,a,b\n", "a table with the columns id, name, kind"),
-        ("nodes.csv", b"id,split,class\n1,train,0\n", "a table with the columns id, split, class"),
-        ("scores.csv", b"id,probability_0\n1,.5\n", "a table with the columns id, probability_0"),
-        ("nodes.tsv", b"a\x1b[31m\tb\n", r"a table with the columns a\x1b[31m, b"),
-        (
-            "table.csv.gz",
-            gzip.compress(b"id,a,b,c,d,e,f\n", mtime=0),
-            "a table with the columns id, a, b, c, d, ...",
-        ),
-        (
-            "graph.pt",
-            torch_file({"x": torch.zeros(2, 2), "edge_index": torch.zeros(2, 2)}),
-            "a file with the keys x, edge_index",
-        ),
-        (
-            "state.pt",
-            torch_file({"logits": torch.zeros(2), "optimizer": {}}),
-            "a file with the keys logits, optimizer",
-        ),
-        ("tensor.pt", torch_file(torch.zeros(2)), r"a binary file that begins with 'PK\x03\x04"),
-        ("vectors.npy", array_file(), r"a binary file that begins with '\x93NUMPY"),
-        ("sizes.txt", b"2 3\na 1 2\n", "a text that begins with '2 3'"),
-        (
-            "diary.txt",
-            "Dear diary, caf\u00e9".encode(),
-            r"a table with the columns Dear diary,  caf\xe9",
-        ),
-        ("latin.txt", b"caf\xe9\n", r"a text that begins with 'caf\ufffd'"),
-        ("settings.json", b'{"a": 1, "b": 2}', "a file with the keys a, b"),
-        (
-            "cut.csv.gz",
-            gzip.compress(b"id,a\n", mtime=0)[:5],
-            r"a binary file that begins with '\x1f\x8b",
-        ),
-        (
-            "cut.pt",
-            torch_file({"logits": torch.zeros(2)})[:100],
-            r"a binary file that begins with 'PK\x03\x04",
-        ),
-        ("cut.parquet", b"PAR1", "a binary file that begins with 'PAR1'"),
+        ("nodes.csv", b"id,name,kind\n1,a,b\n"),
+        ("nodes.csv", b"id,split,class\n1,train,0\n"),
+        ("scores.csv", b"id,probability_0\n1,.5\n"),
+        ("table.csv.gz", gzip.compress(b"id,a,b\n", mtime=0)),
+        ("graph.pt", torch_file({"x": torch.zeros(2, 2), "edge_index": torch.zeros(2, 2)})),
+        ("state.pt", torch_file({"logits": torch.zeros(2), "optimizer": {}})),
+        ("tensor.pt", torch_file(torch.zeros(2))),
+        ("vectors.npy", array_file()),
+        ("sizes.txt", b"2 3\na 1 2\n"),
+        ("latin.txt", b"caf\xe9\n"),
+        ("settings.json", b'{"a": 1, "b": 2}'),
+        ("list.json", b'[\n{"a": 1}\n]'),
+        ("cut.json", b'[\n{"line"'),
+        ("cut.csv.gz", gzip.compress(b"id,a\n", mtime=0)[:5]),
+        ("cut.pt", torch_file({"logits": torch.zeros(2)})[:100]),
+        ("cut.parquet", b"PAR1"),
     ],
 )
-def test_another_file_is_replaced_only_if_the_user_says_so(tmp_path, name, content, what):
+def test_another_file_is_replaced_only_if_the_user_says_so(tmp_path, name, content):
     (path := tmp_path / name).write_bytes(content)
-    refuses(path, f"predictions={path} exists, and this command did not write it: it is {what}")
-    refuses(path, "Give another name, or overwrite=true to replace it")
+    refuses(
+        path,
+        f"predictions={path} exists, and this command did not write it. Give another name, or overwrite=true",
+    )
     check(path, overwrite=True)
 
 
@@ -153,7 +133,7 @@ def test_tables_are_told_by_their_columns_in_parquet_too(tmp_path):
     )
     check(tmp_path / "vectors.parquet")
     pandas.DataFrame({"id": ["a"], "v1": [1.0]}).to_parquet(tmp_path / "nodes.parquet")
-    refuses(tmp_path / "nodes.parquet", "it is a table with the columns id, v1")
+    refuses(tmp_path / "nodes.parquet", "this command did not write it")
 
 
 def test_what_a_command_reads_is_never_replaced_under_any_of_its_names(tmp_path, monkeypatch):
@@ -326,22 +306,27 @@ def test_two_outputs_have_two_names(tmp_path, first, second):
 
 @pytest.mark.parametrize("name", ["*.csv", "[ab].csv", "?.csv"])
 def test_the_name_of_an_output_is_no_pattern(tmp_path, name):
-    for left in (mine := tmp_path / ".a.csv.0.tmp", tmp_path / f".{name}.0.tmp"):
-        left.touch()
+    left, mine = (
+        tmp_path / f".{name}.{'0' * 16}.tmp",
+        [f".a.csv.{'0' * 16}.tmp", f".{name}.draft.tmp"],
+    )
+    for path in (left, *(tmp_path / other for other in mine)):
+        path.touch()
     files.write_text(tmp_path / name, "new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([mine.name, name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*mine, name])
 
 
 def test_a_run_takes_no_folder_that_holds_files_of_others(tmp_path):
     refuse_files_of_others(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     refuse_files_of_others(tmp_path)
-    (tmp_path / "summary.json").write_text(json.dumps({"mine": 1}))
-    with pytest.raises(
-        ValueError,
-        match=r"summary.json was not written by a run, .* would replace this file: choose",
-    ):
-        refuse_files_of_others(tmp_path)
+    for name in RUN_FILES[1:]:
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(
+            ValueError, match=f"{name} was not written by a run, .* would replace this file: choose"
+        ):
+            refuse_files_of_others(tmp_path)
+        (tmp_path / name).unlink()
     (tmp_path / "config.yaml").write_text("service: web\n")
     with pytest.raises(
         ValueError,
@@ -350,6 +335,54 @@ def test_a_run_takes_no_folder_that_holds_files_of_others(tmp_path):
         refuse_files_of_others(tmp_path)
     (tmp_path / "config.yaml").write_text(to_yaml(GNNConfig()))
     refuse_files_of_others(tmp_path)
+
+
+def write_shop(folder: Path) -> Path:
+    (folder / "users.csv").write_text("id,team\n" + "".join(f"u{n},{n % 2}\n" for n in range(9)))
+    (folder / "buys.csv").write_text("user,item\nu1,i1\nu2,i1\n")
+    torch.save({"x": torch.zeros(2)}, folder / "base.pt")
+    return folder
+
+
+def train_there(folder: Path) -> None:
+    (folder / "config.yaml").write_text(to_yaml(GNNConfig()))
+    config = GNNConfig(data=FileConfig(path=str(folder / "base.pt")))
+    run_folder.resolve(config, folder)
+
+
+def shop_tables(folder: Path) -> TablesConfig:
+    return TablesConfig(
+        folder=str(folder), nodes=NodeColumns(path="users.csv"), edges=EdgeColumns(path="buys.csv")
+    )
+
+
+# Every command that writes where a user says, with the file that it reads.
+WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "init": ("users.csv", lambda at: init.write(at, "none", at / "users.csv", overwrite=True)),
+    "train": ("base.pt", train_there),
+    **{
+        name: (
+            "users.csv",
+            lambda at, name=name, kind=kind: kind(
+                run=str(at), overwrite=True, **{name: str(at / "users.csv")}
+            ).check_outputs(GNNConfig(data=shop_tables(at))),
+        )
+        for name, kind in {
+            "predictions": GNNEvaluateConfig,
+            "output": GNNPredictConfig,
+            "export": GNNPredictConfig,
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_command_replaces_what_it_reads(writer, tmp_path):
+    name, write = WRITERS[writer]
+    before = (write_shop(tmp_path) / name).read_bytes()
+    with pytest.raises(ValueError, match=f"{name} is a file that this command reads .*=.*{name}.*"):
+        write(tmp_path)
+    assert (tmp_path / name).read_bytes() == before
 
 
 def test_links_in_a_circle_name_files_too(tmp_path):

@@ -4,10 +4,8 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 import time
 from multiprocessing import forkserver
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +24,6 @@ from tests.helpers import building as build, rank_cases
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, random_graph, task_graph
-from tests.helpers.kill_runs import is_alive, ranks_of
 from tests.helpers.running import TOY, finish, rounds_of, start, summary_of, train, wait_for_rounds
 from tests.helpers.typed_graphs import write_hetero
 
@@ -282,39 +279,6 @@ def test_partitions_of_ranks_differ_for_every_kind(configure):
         assert clusters[0] != clusters[1] != clusters[2] != clusters[0]
 
 
-@pytest.mark.parametrize("num_ranks,epochs,rounds", [(1, 5, 5), (2, 5, 3), (8, 5, 1), (3, 9, 3)])
-def test_every_epoch_is_trained_also_those_that_do_not_divide(num_ranks, epochs, rounds, configure):
-    config = configure(*TOY, f"parallel.num_ranks={num_ranks}", f"train.epochs={epochs}")
-    passes = 0
-    for rank in range(num_ranks):
-        schedule = build.build_schedule(config, 3, Ranks(rank, num_ranks))
-        shares = [share for _, share in schedule.remaining(0, 0)]
-        assert len(shares) == rounds == schedule.rounds_left(0) and schedule.num_steps == 3
-        passes += sum(len(share.batches(3)) == 3 for share in shares)
-    assert passes == epochs
-
-
-def test_learning_rates(configure):
-    one = configure(*TOY, "train.epochs=10", "train.lr=0.1", "train.warmup_steps=4")
-    four = keys.replaced(one, {"parallel.num_ranks": 4, "parallel.name": "epochs"})
-
-    def rate(step=9, epochs=0, config=one, **parallel):
-        config = keys.replaced(
-            config, {f"parallel.{key}": value for key, value in parallel.items()}
-        )
-        return build.build_schedule(config, 4, Ranks(0, config.parallel.num_ranks)).learning_rate(
-            step, epochs
-        )
-
-    assert rate() == pytest.approx(0.1) and rate(0) == pytest.approx(0.025)
-    assert rate(9, 0, four) == pytest.approx(0.4) and rate(1, 0, four) == pytest.approx(0.2)
-    assert rate(9, 0, four, lr_scaling="sqrt") == pytest.approx(0.2)
-    assert rate(9, 0, four, lr_scaling="none") == pytest.approx(0.1)
-    # Two passes are left for four ranks: two have nothing to do, and fewer gradients are averaged.
-    assert rate(9, 8, four) == pytest.approx(0.2)
-    assert rate(9, 9, four, name="split") == pytest.approx(0.4)
-
-
 @pytest.mark.slow
 def test_a_failing_rank_is_named_with_its_traceback(caplog):
     start = time.monotonic()
@@ -377,34 +341,6 @@ def test_a_folder_for_temporary_files_with_too_long_a_path_is_named(error, kind,
         start_rank_server()
 
 
-@pytest.mark.parametrize(
-    "victim",
-    [
-        pytest.param("rank 1", marks=pytest.mark.slow),
-        *(pytest.param(victim, marks=pytest.mark.exhaustive) for victim in ("rank 0", "parent")),
-    ],
-)
-def test_kill_9_loses_nothing_and_leaves_nobody(victim, configure, tmp_path):
-    overrides = [*TWO, "train.epochs=100", "train.eval_every=10"]
-    config, folder = configure(*overrides), tmp_path / "killed"
-    whole = train(config, tmp_path / "whole")
-    process = start(overrides, folder, tmp_path / "cache")
-    wait_for_rounds(folder, 3, process)
-    ranks = ranks_of(process.pid)
-    assert len(ranks) == 2, f"{ranks}, {process.poll()}, {len(rounds_of(folder))} epochs"
-    os.kill(process.pid if victim == "parent" else ranks[int(victim[-1])], signal.SIGKILL)
-    killed = time.monotonic()
-    output = process.communicate(timeout=300)[0]
-    while any(map(is_alive, ranks)):
-        time.sleep(0.05)
-        assert time.monotonic() - killed < 30
-    if victim == "parent":
-        assert process.returncode == -signal.SIGKILL
-    else:
-        assert process.returncode == 1 and f"error: {victim} failed: Signal 9 (SIGKILL)" in output
-    assert train(config, folder)["weights_sha256"] == whole["weights_sha256"]
-
-
 @pytest.mark.slow
 def test_a_nan_on_one_rank_stops_all_before_the_optimizer_moves(undisturbed, configure, tmp_path):
     whole, cache, _ = undisturbed
@@ -441,43 +377,6 @@ def test_another_number_of_ranks_is_refused_or_said(undisturbed, tmp_path):
         and "3 ranks, parallel=epochs: learning rate 0.005, scaled (linear) 0.015" in output
     )
     assert summary_of(copy)["data_epochs"] == 11 and rounds_of(copy)[-1]["step"] == 4 * 4 + 4
-
-
-@pytest.mark.slow
-def test_torchrun_starts_killed_ranks_again_and_they_go_on(configure, tmp_path):
-    overrides = [*TOY, "train.epochs=60", "train.eval_every=2"]
-    whole = train(configure(*overrides, "parallel.num_ranks=2"), tmp_path / "whole")
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "--max-restarts=1",
-            "-m",
-            "pipeline.train",
-            *overrides,
-            f"cache_dir={tmp_path / 'cache'}",
-            f"hydra.run.dir={tmp_path / 'run'}",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    wait_for_rounds(tmp_path / "run", 3, process)
-    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    if ranks:
-        os.kill(int(ranks[0]), signal.SIGKILL)
-    output, _ = process.communicate(timeout=300)
-    assert len(ranks) == 2, output
-    assert process.returncode == 0 and "resumed after " in output and "Traceback" not in output, (
-        output
-    )
-    summary = summary_of(tmp_path / "run")
-    assert summary["weights_sha256"] == whole["weights_sha256"]
-    assert summary["num_ranks"] == 2 and output.count("epoch 60/60") == 1
 
 
 def test_torchrun_continues_only_the_runs_of_its_job(monkeypatch, tmp_path):
@@ -567,21 +466,6 @@ def test_tasks_of_slurm_get_the_names_of_torchrun(monkeypatch):
     for name, value in dict(RANK=1, WORLD_SIZE=2, LOCAL_RANK=1).items():
         monkeypatch.setenv(name, str(value))
     assert rank_tools.from_environment() == Ranks(1, 2, 1, 1)  # LOCAL_WORLD_SIZE may be missing
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_of_ranks_falls_back(undisturbed, configure, tmp_path):
-    folder, cache, _ = undisturbed
-    copy = tmp_path / "copy"
-    subprocess.run(["cp", "-r", folder, copy], check=True)
-    last = copy / "checkpoints" / "last.pt"
-    last.write_bytes(last.read_bytes()[:-100])
-    assert checkpoint.load_last(last.parent)["progress"]["epochs"] == 6
-    assert (
-        train(configure(*TWO, f"cache_dir={cache}"), copy)["weights_sha256"]
-        == summary_of(folder)["weights_sha256"]
-    )
-    assert checkpoint.load(last)["progress"]["epochs"] == 8
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.tracker import TrackerFeed, numbers_of
 from tests.helpers import building as build
-from tests.helpers.running import TOY, finish, rounds_of, shell, train
+from tests.helpers.running import TOY, rounds_of, shell, train
 
 EVERY_SECOND = [*TOY, "train.epochs=6", "train.eval_every=2"]
 
@@ -360,15 +360,6 @@ def test_only_the_first_rank_of_several_writes_and_a_stop_is_told(configure, tmp
         tracker.options["project"] == "a project"
         and tracker.options["settings"]["train.epochs"] == 4
     )
-
-
-@pytest.mark.slow
-def test_two_ranks_write_one_csv(tmp_path):
-    status, output = finish(
-        [*TOY, "parallel.num_ranks=2", "tracker=csv"], tmp_path / "run", tmp_path / "cache"
-    )
-    assert status == 0, output
-    assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3
 
 
 def test_a_run_directory_of_before_is_read(configure, tmp_path):

@@ -31,7 +31,7 @@ def kills(monkeypatch):
     sent = []
     monkeypatch.setattr(watchdog, "_kill", lambda pid, signum: sent.append((pid, signum)))
     monkeypatch.setattr(watchdog, "_is_alive", lambda pid: False)
-    monkeypatch.setattr(watchdog, "_is_stopped", lambda pid: False)
+    monkeypatch.setattr(watchdog, "_stat", lambda pid: "R")
     monkeypatch.setattr(Watchdog, "_trace", lambda self, place, pid: f"trace of {pid}")
     return sent
 
@@ -64,7 +64,6 @@ def look(board, tmp_path, kills, monkeypatch):
                         rank,
                         state,
                         now[0] if beats else 1.0,
-                        1.0,
                         "step 12 of round 3",
                         now[0] if runs else 1.0,
                     ),
@@ -101,9 +100,9 @@ def test_a_request_to_stop_ends_ranks_that_only_start_at_once(board, tmp_path, k
     dog._stop_signum = of_torchrun._stop_signum = signal.SIGINT
     assert not dog.look()  # nobody has started: the launcher stops by itself
     for place, doing in enumerate(["starting", "starting, waiting for the other ranks"]):
-        board.write(place, Sign(1000 + place, place, State.LONG, 1.0, 1.0, "step 1", 1.0))
+        board.write(place, Sign(1000 + place, place, State.LONG, 1.0, "step 1", 1.0))
         assert not dog.look()
-        board.write(place, Sign(1000 + place, place, State.LONG, 1.0, 1.0, doing, 1.0))
+        board.write(place, Sign(1000 + place, place, State.LONG, 1.0, doing, 1.0))
     assert not of_torchrun.look() and not kills  # which ends its ranks itself
     assert dog.look() and board.verdict["message"] == "stopped by SIGINT while the ranks started"
     assert {pid for pid, signum in kills if signum == signal.SIGKILL} == {1000, 1001}

@@ -23,8 +23,8 @@ def clock(monkeypatch):
 def dog(tmp_path, clock, monkeypatch):
     """Watches a rank that gives no sign of life; what it ends is noted in `ended`."""
     board = Board.create(1)
-    board.write(0, Sign(1000, 0, State.BUSY, 1.0, 1.0, "step 12 of round 3", 1.0))
-    monkeypatch.setattr(watchdog, "_is_stopped", lambda pid: False)
+    board.write(0, Sign(1000, 0, State.BUSY, 1.0, "step 12 of round 3", 1.0))
+    monkeypatch.setattr(watchdog, "_stat", lambda pid: "R")
     dog = Watchdog(
         str(board.folder),
         str(tmp_path),
@@ -34,7 +34,7 @@ def dog(tmp_path, clock, monkeypatch):
         vars(Limits(warn_after=2.0, timeout=SECONDS, stop_timeout=SECONDS)),
     )
     dog.ended = []
-    monkeypatch.setattr(dog, "_end", lambda message, signs, guilty: dog.ended.append(message))
+    monkeypatch.setattr(dog, "_end", lambda message, *_: dog.ended.append(message) or True)
     yield dog
     board.remove()
 
