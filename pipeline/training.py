@@ -31,7 +31,7 @@ from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.launch import launch, start_rank_server
 from parallel_epochs.pipeline.run.log import format_score, format_table
-from parallel_epochs.pipeline.run.memory import format_bytes
+from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks, choose_device
 from parallel_epochs.pipeline.run.session import Session
 from parallel_epochs.pipeline.run.stop import StopRequest
@@ -44,6 +44,10 @@ from parallel_epochs.pipeline.run.words import command_of, count
 log = logging.getLogger(__name__)
 
 
+# Memory of a process with torch; most of it is shared with the other ranks.
+BYTES_PER_RANK = 50_000_000
+
+
 def check(config: RunConfig) -> None:
     """Refuse what the configuration and the machine rule out, before anything is opened or written.
 
@@ -53,6 +57,12 @@ def check(config: RunConfig) -> None:
     check_simd()
     find_tracker(config.tracker.name, config.tracker.path)
     files.check_folder("cache_dir", Path(config.cache_dir))
+    num_ranks, available = config.parallel.num_ranks, machine_memory()
+    if num_ranks * BYTES_PER_RANK > available:
+        raise ValueError(
+            f"parallel.num_ranks={num_ranks}: a rank takes at least {format_bytes(BYTES_PER_RANK)}, but "
+            f"this machine has {format_bytes(available)}"
+        )
     product_of(config).check(config)
 
 

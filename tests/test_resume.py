@@ -173,7 +173,11 @@ QUICK_ROWS = {
     "revgnn",
     "pyg",
     "neighbor",
-    *(row for row in ROWS if row == product(row) and row not in ("rgcn", "hgt", "custom")),
+    *(
+        row
+        for row in ROWS
+        if row == product(row) and row not in ("rgcn", "hgt", "custom", "links of edges")
+    ),
     "knowledge: sparse Adam",
 }
 
@@ -337,6 +341,7 @@ FIVE = [*SPLIT, "partition.num_parts=5"]
 RANKS = [
     ("cluster", UNEVEN, "killed"),
     ("cluster: batch norm", [*UNEVEN, "evaluation=views"], "stopped"),
+    ("cluster: on disk", SPLIT, "killed"),
     ("neighbor", SPLIT, "stopped"),
     ("link", UNEVEN, "killed"),
     ("tables: terms, quantiles, thresholds", UNEVEN, "killed"),
@@ -417,46 +422,15 @@ def test_ranks_that_are_interrupted_end_with_the_same_bits(
 # Rounds until a run is killed from outside, wherever it happens to be, and the overrides that leave some to do.
 KILLED = [
     ("cluster", ["train.epochs=60"], [5, 23]),
-    ("table", ["train.epochs=40", "train.eval_every=2"], [3, 15]),
     ("link", ["train.epochs=24", "partition.num_parts=3", "task.pairs_per_step=20"], [3, 8]),
-    (
-        "link",
-        [
-            "train.epochs=24",
-            "partition.num_parts=3",
-            "task.pairs_per_step=20",
-            "parallel.num_ranks=2",
-        ],
-        [3, 8],
-    ),
-    ("graph", ["train.epochs=40", "train.eval_every=3"], [7]),
     ("node embedding: AdaGrad", ["train.epochs=400", "train.eval_every=40"], [12]),
-    (
-        "node embedding: on disk",
-        ["train.epochs=400", "train.eval_every=40", "parallel.num_ranks=2"],
-        [12],
-    ),
     ("knowledge: sparse Adam", ["train.epochs=40"], [5]),
     ("layout", ["train.epochs=300", "train.eval_every=10"], [25]),
-    ("layout", ["train.epochs=300", "train.eval_every=10", "parallel.num_ranks=2"], [25]),
 ]
 
 
-@pytest.mark.parametrize(
-    "row, more, rounds",
-    [
-        pytest.param(
-            row,
-            more,
-            rounds,
-            id=f"{row} {' '.join(more)}",
-            marks=pytest.mark.exhaustive
-            if "parallel.num_ranks=2" in more or row in ("table", "graph")
-            else pytest.mark.slow,
-        )
-        for row, more, rounds in KILLED
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("row, more, rounds", KILLED, ids=[row for row, *_ in KILLED])
 def test_kill_9_of_a_command_at_any_moment_loses_nothing(row, more, rounds, matrix, tmp_path):
     whole, folder = matrix.whole(row, *more), tmp_path / "killed"
     for number in rounds:

@@ -201,7 +201,7 @@ def save_cosines(
         ValueError: pairs that name no nodes.
     """
     if pairs is not None:
-        check_pairs(pairs, len(names))
+        check_pairs("pairs", pairs, len(names))
         scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy(), score=score))
         files.write_atomically(
             path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file)

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.graph import DataKind
-from parallel_epochs.pipeline.graph.pairs import PairSet
+from parallel_epochs.pipeline.graph.pairs import PairSet, check_pairs as check_table
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
@@ -68,7 +68,10 @@ def check_tensor(key: str, value: object) -> None:
         ValueError: names the attribute, and says how to save it.
     """
     if not isinstance(value, Tensor):
-        raise ValueError(f"{key} must be a tensor, not {_describe(value)}")
+        kind = type(value).__name__
+        article = "an" if kind[0] in "aeiou" else "a"
+        tensor = "torch.tensor(...) of it" if isinstance(value, (list, tuple)) else "a torch.Tensor"
+        raise ValueError(f"{key} must be a tensor, not {article} {kind}: save {tensor}")
     if value.is_nested or value.is_quantized or value.is_meta:
         raise ValueError(
             f"{key} must be a plain tensor, not one that is "
@@ -85,13 +88,6 @@ def check_tensor(key: str, value: object) -> None:
         raise ValueError(
             f"{key} is a single number; it must have a row for each {'edge' if 'edge' in key else 'node'}"
         )
-
-
-def _describe(value: object) -> str:
-    kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}: save " + (
-        "torch.tensor(...) of it" if isinstance(value, (list, tuple)) else "a torch.Tensor"
-    )
 
 
 def _is_integer(value: Tensor) -> bool:
@@ -229,10 +225,8 @@ def as_float32(key: str, value: Tensor) -> Tensor:
     ):
         # Numbers are compared in their own type. The largest of int64 has no equal there.
         exact = value.double() if value.is_floating_point() else value
-        lost = (exact.abs() > LARGEST_WHOLE) & (
-            exact == exact.round() if value.is_floating_point() else True
-        )
-        lost &= converted.to(exact.dtype) != exact
+        is_whole = (exact.abs() > LARGEST_WHOLE) & (exact == exact.round())
+        lost = is_whole & (converted.to(exact.dtype) != exact)
         if count_lost := int(lost.sum()):
             place = tuple(lost.nonzero()[0].tolist())
             log.warning(
@@ -348,7 +342,9 @@ def check_pairs(data: Data) -> None:
             that is not a training pair.
     """
     for key in PAIRS:
-        _check_table(key, data.get(key), data.num_nodes)
+        if key not in data:
+            raise ValueError(f"{key} is missing: a link task needs {', '.join(PAIRS)}")
+        check_table(key, data[key], data.num_nodes)
     if not len(data.train_pairs):
         raise ValueError("train_pairs is empty: there is no training pair to learn from")
     linked = PairSet(data.train_pairs, data.num_nodes)
@@ -375,61 +371,14 @@ def check_pairs(data: Data) -> None:
             )
 
 
-def _check_table(key: str, pairs: object, num_nodes: int) -> None:
-    if not isinstance(pairs, Tensor):
-        raise ValueError(f"{key} is missing: a link task needs {', '.join(PAIRS)}")
-    if (
-        pairs.is_floating_point()
-        or pairs.dtype == torch.bool
-        or pairs.dim() != 2
-        or pairs.size(1) != 2
-    ):
-        raise ValueError(
-            f"{key} must be integers of shape [num_pairs, 2], not {pairs.dtype} of {list(pairs.shape)}"
-        )
-    outside = ((pairs < 0) | (pairs >= num_nodes)).any(1).nonzero()
-    if len(outside):
-        row = int(outside[0])
-        raise ValueError(
-            f"{key} is out of range: row {row} is the pair {pairs[row].tolist()}, the graph has nodes 0 "
-            f"to {num_nodes - 1}"
-        )
-
-
 def check_triples(data: Data) -> None:
-    """Check that the triples of a knowledge graph fit its entities and relations, and that some are for training.
+    """Check that some triples of a knowledge graph are for training.
 
     Raises:
-        ValueError: no table of numbers, a number outside, splits that do not fit, or no training triple.
+        ValueError: none is.
     """
-    triples, ptr = data.triples, data.triple_ptr
-    if (
-        not isinstance(triples, Tensor)
-        or triples.dtype != torch.int64
-        or triples.dim() != 2
-        or triples.size(1) != 3
-    ):
-        raise ValueError("triples must be a tensor of int64 of the shape [num_triples, 3]")
-    if (
-        ptr.numel() != 4
-        or int(ptr[0])
-        or int(ptr[3]) != len(triples)
-        or bool((ptr.diff() < 0).any())
-    ):
-        raise ValueError(
-            f"triple_ptr={ptr.tolist()} must divide {len(triples):,} triples into training, validation "
-            "and test"
-        )
-    if not int(ptr[1]):
+    if not int(data.triple_ptr[1]):
         raise ValueError("the train split is empty: there is no triple to learn from")
-    bounds = torch.tensor([data.num_nodes, data.num_relations, data.num_nodes])
-    outside = ((triples < 0) | (triples >= bounds)).any(1).nonzero()
-    if len(outside):
-        row = int(outside[0])
-        raise ValueError(
-            f"triples is out of range: row {row} is {triples[row].tolist()}, there are {data.num_nodes:,} "
-            f"entities and {data.num_relations:,} relations, numbered from 0"
-        )
 
 
 def check_vectors(data: Data) -> None:
@@ -440,8 +389,7 @@ def check_vectors(data: Data) -> None:
     """
     x = data.x
     if len(x) < 3:
-        found = ("are no vectors", "is 1 vector", "are 2 vectors")[len(x)]
-        raise ValueError(f"there {found}: a layout needs at least three")
+        raise ValueError(f"a layout needs at least three vectors; there are {len(x)}")
     if not x.size(1):
         raise ValueError("the vectors have no numbers")
     wrong = ~torch.isfinite(x)

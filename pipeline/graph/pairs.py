@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -182,25 +183,33 @@ def keep_edges(edge_index: EdgeIndex, kept: Int[Tensor, " num_kept"]) -> EdgeInd
     return transpose(from_csc(left, torch.cat([counts.new_zeros(1), counts.cumsum(0)])))
 
 
-def check_pairs(pairs: Tensor, num_nodes: int) -> None:
+def check_pairs(key: str, pairs: object, num_nodes: int) -> None:
     """Check that pairs are integers of shape [num_pairs, 2] and name nodes of a graph.
+
+    Args:
+        key: what names the pairs, for messages.
 
     Raises:
         ValueError: they do not.
     """
-    if pairs.is_floating_point() or pairs.dim() != 2 or pairs.size(1) != 2:
+    if not isinstance(pairs, Tensor):
+        found = f"a {type(pairs).__name__}"
+    elif pairs.dim() == 2 and pairs.size(1) == 2 and pairs.dtype in (torch.int32, torch.int64):
+        outside = ((pairs < 0) | (pairs >= num_nodes)).any(1).nonzero()
+        if not len(outside):
+            return
+        row = int(outside[0])
         raise ValueError(
-            f"pairs must be integers of shape [num_pairs, 2], not {pairs.dtype} of {list(pairs.shape)}"
+            f"{key} is out of range: row {row} is the pair {pairs[row].tolist()}, the graph has nodes 0 "
+            f"to {num_nodes - 1}"
         )
-    if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_nodes:
-        raise ValueError(
-            f"pairs name node {int(pairs.min()) if int(pairs.min()) < 0 else int(pairs.max())}, the "
-            f"graph has nodes 0 to {num_nodes - 1}"
-        )
+    else:
+        found = f"{pairs.dtype} of {list(pairs.shape)}"
+    raise ValueError(f"{key} must be integers of shape [num_pairs, 2], not {found}")
 
 
 def read_pairs(path: Path) -> Tensor:
-    """Read a tensor that torch.save wrote.
+    """Read a tensor that torch.save wrote; :func:`check_pairs` checks it.
 
     Raises:
         ValueError: there is none.
@@ -209,9 +218,4 @@ def read_pairs(path: Path) -> Tensor:
         raise ValueError(
             f"pairs={path} does not exist; save a tensor of shape [num_pairs, 2] there with torch.save"
         )
-    pairs = checkpoint.read_tensors(path, f"pairs={path}")
-    if not isinstance(pairs, Tensor):
-        raise ValueError(
-            f"pairs={path} holds a {type(pairs).__name__}, not a tensor of shape [num_pairs, 2]"
-        )
-    return pairs
+    return cast(Tensor, checkpoint.read_tensors(path, f"pairs={path}"))

@@ -1,7 +1,6 @@
 """Heartbeats: each process of a run writes what it is doing into memory that the watchdog can always read."""
 
 import contextlib
-import dataclasses
 import enum
 import faulthandler
 import json
@@ -98,8 +97,11 @@ class Board:
 
     def write(self, place: int, sign: Sign) -> None:
         """Write a heartbeat."""
-        fields = dataclasses.replace(sign, doing=sign.doing.encode())
-        _LAYOUT.pack_into(self._memory, place * _LAYOUT.size, *vars(fields).values())
+        _LAYOUT.pack_into(
+            self._memory,
+            place * _LAYOUT.size,
+            *(sign.pid, sign.rank, sign.state, sign.beat, sign.doing.encode(), sign.alive),
+        )
 
     def write_alive(self, place: int) -> None:
         """Write that Python code runs in the process."""
@@ -168,8 +170,7 @@ class Pulse:
         """
         if self.board is not None:
             now = time.monotonic()
-            changed = {"state": state, "beat": now, "doing": doing, "alive": now}
-            self._sign = dataclasses.replace(self._sign, **changed)
+            self._sign = Sign(self._sign.pid, self._sign.rank, state, now, doing, now)
             self.board.write(self._place, self._sign)
 
     def renew(self) -> None:

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # The environment variable in which our launcher names the file where the ranks of one machine meet.
 STORE = "PARALLEL_EPOCHS_STORE"
+# The variables by which torchrun tells a process its rank; the latter two may be missing, and are then these.
+LOCAL_RANK, LOCAL_SIZE = ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")
+TORCHRUN = ("RANK", "WORLD_SIZE", LOCAL_RANK[0], LOCAL_SIZE[0])
 # The network interface that no other machine reaches.
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _broadcasts = itertools.count()
@@ -171,38 +174,23 @@ def from_environment() -> Ranks | None:
         ValueError: a variable is missing or wrong; the message names those that are there.
     """
     _name_slurm_tasks()
-    pair = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
-    if not pair or pair == ["WORLD_SIZE"] and os.environ["WORLD_SIZE"] == "1":
+    given = {name: os.environ[name] for name in TORCHRUN if name in os.environ}
+    rank, num_ranks = given.get("RANK"), given.get("WORLD_SIZE")
+    if rank is None and num_ranks in (None, "1"):
         return None
-    if len(pair) == 1:
-        other = "WORLD_SIZE" if pair == ["RANK"] else "RANK"
+    numbers = [
+        int(text) if text is not None and text.isdecimal() else -1
+        for text in (rank, num_ranks, *(given.get(*other) for other in (LOCAL_RANK, LOCAL_SIZE)))
+    ]
+    found = Ranks(*numbers)
+    fits = "LOCAL_WORLD_SIZE" not in given or found.local_rank < found.num_local <= found.num_ranks
+    if min(numbers) < 0 or not found.local_rank <= found.rank < found.num_ranks or not fits:
         raise ValueError(
-            f"{pair[0]}={os.environ[pair[0]]} is set in the environment and {other} is not; torchrun sets "
-            f"both. To train without torchrun, unset {pair[0]}"
+            f"{' '.join(f'{name}={text}' for name, text in given.items())}: these variables of the "
+            "environment must be whole numbers, as torchrun sets them: both RANK and WORLD_SIZE, which is "
+            "larger, and LOCAL_RANK less than LOCAL_WORLD_SIZE. To train without torchrun, unset them"
         )
-    found = {
-        name: os.environ.get(name, default)
-        for name, default in (
-            ("RANK", "0"),
-            ("WORLD_SIZE", "1"),
-            ("LOCAL_RANK", "0"),
-            ("LOCAL_WORLD_SIZE", "1"),
-        )
-    }
-    told = " ".join(f"{name}={value}" for name, value in found.items())
-    if not all(value.isdecimal() for value in found.values()):
-        raise ValueError(
-            f"{told}: these variables of the environment must be whole numbers, as torchrun sets them. To "
-            "train without torchrun, unset RANK"
-        )
-    rank, num_ranks, local_rank, num_local = map(int, found.values())
-    fits = "LOCAL_WORLD_SIZE" not in os.environ or local_rank < num_local <= num_ranks
-    if not (rank < num_ranks and local_rank <= rank and fits):
-        raise ValueError(
-            f"{told}: these variables of the environment do not fit each other. RANK must be less than "
-            "WORLD_SIZE, and LOCAL_RANK less than LOCAL_WORLD_SIZE"
-        )
-    return Ranks(rank, num_ranks, local_rank, num_local)
+    return found
 
 
 def _name_slurm_tasks() -> None:

@@ -5,7 +5,6 @@ fails because of it.
 """
 
 import contextlib
-import csv
 import importlib
 import json
 import logging
@@ -136,12 +135,11 @@ class CsvTracker:
 
     def log(self, record: dict) -> None:
         """Write all rows, for a record may have a new column."""
-        self._rows.append({key: value for key, value in record.items() if key != "kind"})
-        columns = list(dict.fromkeys(key for row in self._rows for key in row))
-        with open(self._path, "w", newline="", opener=files.own_file) as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(self._rows)
+        import pandas as pd
+
+        self._rows.append(record)
+        with open(self._path, "w", opener=files.own_file) as file:
+            pd.DataFrame(self._rows).drop(columns="kind").to_csv(file, index=False)
 
     def close(self, status: str) -> None:
         """Do nothing: every row is written."""
@@ -215,12 +213,10 @@ class WandbTracker:
         """
         import wandb
 
-        if wandb.setup().settings.mode != "online":
-            return
         try:
-            has_key = wandb.login(prompt=False)
+            has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False)
         except Exception:  # noqa: BLE001 - the server cannot be reached, which is no reason not to train
-            has_key = True
+            return
         if not has_key:
             raise ValueError(
                 "tracker=wandb: nobody is logged in. Run `wandb login`, set WANDB_API_KEY, or write "

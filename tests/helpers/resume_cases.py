@@ -141,7 +141,6 @@ ROWS: dict[str, list[str]] = {
     "cluster": TOY,
     "cluster: epochs without an evaluation": [*TOY, "train.eval_every=2"],
     "cluster: METIS": [*TOY, "partition=metis", "train.schedule=plateau"],
-    "cluster: METIS with random weights": [*TOY, "partition=metis_random"],
     "cluster: two clusters a step": [
         *TOY,
         "partition.clusters_per_step=2",
@@ -150,7 +149,6 @@ ROWS: dict[str, list[str]] = {
         "train.warmup_steps=3",
     ],
     "cluster: views": [*TOY, "evaluation=views", "evaluation.num_views=2", "train.schedule=cosine"],
-    "cluster: the whole graph": [*TOY, "partition=whole"],
     "cluster: AdamW, warm-up, plateau and clipping": [
         *TOY,
         "train.optimizer=adamw",
@@ -164,15 +162,7 @@ ROWS: dict[str, list[str]] = {
         *DROPPED,
     ],
     "cluster: batch norm": [*TOY, "model.norm=batch", "train.ema=0.8"],
-    "cluster: bf16": [
-        *TOY,
-        "train.precision=bf16",
-        "train.optimizer=rmsprop",
-        "train.weight_decay=0.01",
-        "train.accumulate=3",
-    ],
     "cluster: fp16": [*TOY, "train.precision=fp16", *DROPPED],
-    "cluster: label inputs": [*TOY, "train.label_input=0.5"],
     "cluster: weighted labels": [
         *TOY,
         "task.class_weights=balanced",
@@ -213,7 +203,6 @@ ROWS: dict[str, list[str]] = {
         "features.concat=true",
         "data.propagate=1",
     ],
-    "table: SGD": [*TABLE, "features.optimizer=sgd", "train.accumulate=2"],
     "table: neighbor": [*TABLE, *NEIGHBOR[len(TOY) :]],
     "link": [],
     "link: validation edges, MRR": [
@@ -221,11 +210,6 @@ ROWS: dict[str, list[str]] = {
         "task.metric=mrr",
         "task.predictor_layers=1",
     ],
-    "link: METIS": ["partition=metis", "train.eval_every=2"],
-    "link: METIS with random weights": ["partition=metis_random"],
-    "link: the whole graph": ["partition=whole"],
-    "link: bf16": ["train.precision=bf16"],
-    "link: views": ["evaluation=views"],
     "link: sampled evaluation": ["evaluation=neighbor", "loader.num_neighbors=[3,3]"],
     "link: hidden pairs, batch norm": [
         "task.hide_pairs=true",

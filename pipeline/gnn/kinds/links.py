@@ -340,9 +340,9 @@ def number_ends(
         ValueError: they are no integers of shape [num_pairs, 2], or name no nodes.
     """
     if own is None:
-        check_pairs(pairs, num_nodes)
+        check_pairs("pairs", pairs, num_nodes)
         return pairs
-    check_pairs(pairs, max(len(own.source), len(own.target)))
+    check_pairs("pairs", pairs, max(len(own.source), len(own.target)))
     for what, column, nodes in zip(
         PAIR_COLUMNS, pairs.unbind(1), (own.source, own.target), strict=True
     ):

@@ -212,9 +212,9 @@ def test_labels_that_do_not_fit(tmp_path):
             "1 vectors are not .* row 2, column 1 holds inf",
         ),
         (np.full((40, 3), 1e300), [], "holds inf"),
-        (np.ones((1, 3)), [], "there is 1 vector: a layout needs"),
-        (np.ones((2, 3)), [], "there are 2 vectors: a layout needs at least three"),
-        (np.ones((0, 3)), [], "there are no vectors"),
+        (np.ones((1, 3)), [], "needs at least three vectors; there are 1"),
+        (np.ones((2, 3)), [], "needs at least three vectors; there are 2"),
+        (np.ones((0, 3)), [], "needs at least three vectors; there are 0"),
         (np.ones((40, 0)), [], "the vectors have no numbers"),
         (
             np.ones((20, 3)),

@@ -93,29 +93,25 @@ def assert_equal(ours: Graph, theirs: Graph) -> None:
             assert ours[name] == value
 
 
-BUFFERS, CLUSTERS = [(2**20, 2**20), (1000, 3000), (0, 1)], [range(7), [5, 2], [], [1, 2, 1, 1]]
-# Every pair of the four choices; the other three quarters of the cases are slow.
-CASES = [
-    pytest.param(
-        *sizes,
-        clusters,
-        edge_dim,
-        library,
-        marks=[]
-        if (row + column) % 2 == place and (row // 2 + column) % 2 == (edge_dim > 0)
-        else pytest.mark.slow,
-    )
-    for row, clusters in enumerate(CLUSTERS)
-    for column, sizes in enumerate(BUFFERS)
-    for edge_dim in (0, 3)
-    for place, library in enumerate(("C++", "numpy"))
-]
+SIZES = {"all in memory": (2**20, 2**20), "some in a file": (1000, 3000), "edge by edge": (0, 1)}
 
 
-@pytest.mark.parametrize("buffer, block, clusters, edge_dim, library", CASES, indirect=["library"])
-def test_clusters_are_those_in_memory(tmp_path, library, buffer, block, clusters, edge_dim):
+@pytest.mark.parametrize(
+    "sizes, clusters, edge_dim, library",
+    [
+        ("all in memory", range(7), 0, "C++"),
+        ("all in memory", [1, 2, 1, 1], 3, "numpy"),
+        ("some in a file", range(7), 3, "numpy"),
+        ("some in a file", [5, 2], 0, "C++"),
+        ("edge by edge", range(7), 3, "C++"),
+        ("edge by edge", [1, 2, 1, 1], 0, "numpy"),
+        ("edge by edge", [], 3, "C++"),
+    ],
+    indirect=["library"],
+)
+def test_clusters_are_those_in_memory(tmp_path, library, sizes, clusters, edge_dim):
     """Whatever the size of the blocks, with and without a file for what waits; clusters that come again too."""
-    data = random_graph(100, 700, 0)
+    data, (buffer, block) = random_graph(100, 700, 0), SIZES[sizes]
     if not edge_dim:
         del data.edge_attr
     partition = random_partition(100, 7, np.random.default_rng(0))
@@ -364,31 +360,3 @@ def test_a_run_reads_a_store_of_the_users(configure, tmp_path):
     ours = running.train(configure("data=store", f"data.path={path}", *mine), tmp_path / "ours")
     theirs = running.train(config, tmp_path / "theirs")
     assert ours["weights_sha256"] == theirs["weights_sha256"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(options, id=" ".join(options), marks=mark)
-        for options, mark in (
-            (["parallel=epochs"], pytest.mark.exhaustive),
-            (["parallel=split"], pytest.mark.slow),
-            (["partition=metis_random"], pytest.mark.exhaustive),
-        )
-    ],
-)
-def test_two_ranks_killed_and_resumed(tmp_path, options):
-    """Three epochs of two ranks, the last round uneven; SIGKILL after the first round: the bits of the run in memory."""
-    arguments = [*SMALL, "parallel.num_ranks=2", *options]
-    expected = running.finish(
-        [*arguments, "data.on_disk=false"], tmp_path / "memory", tmp_path / "cache"
-    )
-    assert expected[0] == 0, expected[1]
-    on_disk = [*arguments, "data.on_disk=true"]
-    running.kill_after_rounds(1, on_disk, tmp_path / "disk", tmp_path / "cache")
-    code, output = running.finish(on_disk, tmp_path / "disk", tmp_path / "cache")
-    assert code == 0, output
-    assert (
-        running.summary_of(tmp_path / "disk")["weights_sha256"]
-        == running.summary_of(tmp_path / "memory")["weights_sha256"]
-    )

@@ -8,7 +8,7 @@ import torch
 
 from parallel_epochs.pipeline.data.readers import ogb_node, saved_graph as file
 from parallel_epochs.pipeline.run import checkpoint, files
-from tests.helpers.running import shell
+from tests.helpers.running import forked, status_of
 
 
 def state(round_: int) -> dict:
@@ -121,14 +121,16 @@ def test_what_killed_processes_left_is_cleaned_up(tmp_path):
     assert os.listdir(tmp_path) == ["a.pt"]
 
 
-def test_a_directory_is_held_by_one_process(tmp_path):
-    code = (
-        "import pathlib\nfrom parallel_epochs.pipeline.run import files\n"
-        f"with files.lock(pathlib.Path({str(tmp_path)!r})): pass"
-    )
+def hold(folder) -> None:
+    with files.lock(folder):
+        pass
+
+
+def test_a_directory_is_held_by_one_process(tmp_path, capfd):
     with files.lock(tmp_path):
-        assert "is in use by another process" in shell("-c", code, cwd=tmp_path).stderr
-    assert shell("-c", code, cwd=tmp_path).returncode == 0
+        assert status_of(forked(hold, tmp_path)) == 1
+    assert "is in use by another process" in capfd.readouterr().err
+    assert status_of(forked(hold, tmp_path)) == 0
 
 
 def test_a_lock_is_not_written_through_a_link(tmp_path):

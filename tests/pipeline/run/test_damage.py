@@ -267,8 +267,10 @@ def evaluate(run: Path, trained) -> None:
 
 
 def report(run: Path, trained) -> None:
-    """Raise what the command prints beside the page."""
-    if problems := build(*find_runs([run]))[1]:
+    """Raise what the command prints beside the page, which is drawn if the files alone say nothing."""
+    runs, left_out = find_runs([run])
+    problems = [line for each in runs for line in each.problems]
+    if problems := problems or build(runs, left_out)[1]:
         raise ValueError("; ".join(problems))
 
 

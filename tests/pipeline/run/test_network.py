@@ -29,11 +29,12 @@ pytestmark = [
 TWO = [*TOY, "parallel.num_ranks=2", "train.epochs=5000"]
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Train with two ranks until the test ends."""
-    process = start(TWO, tmp_path / "run", tmp_path / "cache")
-    wait_for_rounds(tmp_path / "run", 1, process)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Train with two ranks until the tests end."""
+    folder = tmp_path_factory.mktemp("network")
+    process = start(TWO, folder / "run", folder / "cache")
+    wait_for_rounds(folder / "run", 1, process)
     assert process.poll() is None, process.communicate()
     yield process
     process.send_signal(signal.SIGTERM)

@@ -12,14 +12,12 @@ from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.inputs import describe_inputs
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.predict import inference
 from parallel_epochs.pipeline.graph import metis
 from parallel_epochs.pipeline.run import progress
 from parallel_epochs.pipeline.run.allocations import Allocations
 from parallel_epochs.pipeline.run.log import RunLog, read_records
 from parallel_epochs.pipeline.run.progress import Bar, Pace, TerminalHandler, format_seconds
-from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers.graphs import random_graph
 from tests.helpers.running import TOY, train
 
@@ -286,32 +284,3 @@ def test_slow_phases_are_announced_before_they_begin(configure, tmp_path, caplog
         "x: 8 features from the edges (data.node_features=log_sum) + 4 species, one-hot + 8 features of each edge"
         in caplog.messages
     )
-
-
-def test_a_rank_that_is_not_the_first_shows_no_bar(monkeypatch):
-    shown = []
-    init = Bar.__init__
-    monkeypatch.setattr(
-        Bar,
-        "__init__",
-        lambda self, *args, **options: (
-            shown.append(options["show"]),
-            init(self, *args, **options),
-        )[1],
-    )
-    monkeypatch.setattr(Ranks, "sum_", lambda self, tensor: None)
-    monkeypatch.setattr(Ranks, "max_", lambda self, tensor: None)
-    loader = ClusterLoader(random_graph(30, 60, 0))
-    for rank in range(2):
-        inference.predict_views(
-            lambda batch: (batch.n_id, torch.zeros(batch.num_nodes, 2)),
-            loader,
-            num_rows=30,
-            out_channels=2,
-            num_views=1,
-            num_parts=3,
-            seed=0,
-            round_=0,
-            ranks=Ranks(rank, 2),
-        )
-    assert shown == [True, False]

@@ -86,11 +86,6 @@ GRADIENTS = {
     "graphs, epochs": ("graphs", EPOCHS),
     "graphs, split": ("graphs", SPLIT),
 }
-OF_FOUR = {
-    "clusters, epochs": (FEW, EPOCHS | parts(2)),
-    "clusters, split": (FEW, SPLIT | parts(6)),
-    "graphs, split": ("graphs", SPLIT),
-}
 WITHOUT_LABELS = {
     "clusters without labels": 2,
     "weighted classes, split": 1,
@@ -144,10 +139,10 @@ def computed(tmp_path_factory):
             ]
         return cli.compose_config([*overrides, f"cache_dir={folder / 'cache'}"])
 
-    def open_case(num_ranks: int, toy: str | list[int], changes: dict):
+    def open_case(toy: str | list[int], changes: dict):
         config = keys.replaced(
             base(toy if isinstance(toy, str) else "nodes"),
-            {"model.dropout": 0.0, "parallel.num_ranks": num_ranks, **changes},
+            {"model.dropout": 0.0, "parallel.num_ranks": 2, **changes},
         )
         if toy == "typed links":
             return config, load_links(config.data, config.cache_dir, relation=config.task.relation)
@@ -157,35 +152,19 @@ def computed(tmp_path_factory):
             return config, class_graph(FEW)
         return config, random_graph(60, 300, 0) if toy == "nodes" else task_graph(toy)
 
-    @functools.cache
-    def compute(num_ranks: int) -> dict[tuple[str, str], tuple]:
-        of_kinds = {
-            "gradients": GRADIENTS if num_ranks == 2 else OF_FOUR,
-            "predictions": PREDICTIONS if num_ranks == 2 else {},
-        }
-        cases = {
-            kind: [open_case(num_ranks, *case) for case in of.values()]
-            for kind, of in of_kinds.items()
-        }
-        found = launch(rank_cases.compute, num_ranks, 1, StopRequest(), *cases.values())
-        return {
-            (kind, name): (*case, got)
-            for (kind, of), of_kind in zip(of_kinds.items(), found, strict=True)
-            for name, case, got in zip(of, cases[kind], of_kind, strict=True)
-        }
-
-    return compute
+    of_kinds = {"gradients": GRADIENTS, "predictions": PREDICTIONS}
+    cases = {kind: [open_case(*case) for case in of.values()] for kind, of in of_kinds.items()}
+    found = launch(rank_cases.compute, 2, 1, StopRequest(), *cases.values())
+    return {
+        (kind, name): (*case, got)
+        for (kind, of), of_kind in zip(of_kinds.items(), found, strict=True)
+        for name, case, got in zip(of, cases[kind], of_kind, strict=True)
+    }
 
 
-@pytest.mark.parametrize(
-    "num_ranks, name",
-    [
-        *((2, name) for name in GRADIENTS),
-        *(pytest.param(4, name, marks=pytest.mark.slow) for name in OF_FOUR),
-    ],
-)
-def test_gradients_are_those_of_one_process_that_accumulates_the_batches(num_ranks, name, computed):
-    config, data, got = computed(num_ranks)["gradients", name]
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_those_of_one_process_that_accumulates_the_batches(name, computed):
+    (config, data, got), num_ranks = computed["gradients", name], 2
     task, model, table = rank_cases.learn(config, data)
     loader = build.build_loader(config, data)
     # What every rank has in every step, written down: a batch is (draw, number).
@@ -225,7 +204,7 @@ def test_gradients_are_those_of_one_process_that_accumulates_the_batches(num_ran
 
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_shared_evaluation_is_that_of_one_process(name, computed):
-    config, data, got = computed(2)["predictions", name]
+    config, data, got = computed["predictions", name]
     torch.testing.assert_close(got, rank_cases.predict(config, data, Ranks()), rtol=1e-6, atol=1e-6)
 
 

@@ -57,6 +57,7 @@ def check_rounds(num_epochs, num_batches, num_ranks, split, accumulate) -> None:
     ]
     rounds = [list(schedule.remaining(0, 0)) for schedule in schedules]
     assert {len(of_rank) for of_rank in rounds} == {schedules[0].rounds_left(0)}
+    assert schedules[0].total_steps == schedules[0].num_steps * len(rounds[0])
     trained = 0
     for at_once in zip(*rounds, strict=True):
         assert len({round_ for round_, _ in at_once}) == 1
@@ -174,17 +175,6 @@ def test_a_run_gives_its_decay_the_steps_and_the_direction_of_its_metric(configu
         config = configure(f"train.schedule={name}", "train.lr=0.5", "train.last_lr=0.25")
         decay = build_decay(config, SimpleNamespace(metric=metric), schedule)
         assert decay._options == DecayOptions(0.5, 3, 20, 0.25, lower_is_better=lower)
-
-
-def test_the_steps_of_a_run_are_those_of_its_rounds():
-    for num_epochs, num_batches, num_ranks in ALL:
-        for split in (False, True):
-            schedule = Schedule(
-                num_epochs=num_epochs, num_batches=num_batches, num_ranks=num_ranks, split=split
-            )
-            assert schedule.total_steps == schedule.num_steps * sum(
-                1 for _ in schedule.remaining(0, 0)
-            )
 
 
 def test_another_number_of_ranks_goes_on_with_the_learning_rate_where_it_was():

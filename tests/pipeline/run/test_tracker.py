@@ -1,7 +1,6 @@
 """Trackers get the numbers of metrics.jsonl, each once, and never hurt a run."""
 
 import contextlib
-import csv
 import dataclasses
 import json
 import struct
@@ -66,16 +65,15 @@ def train_with_a_loss(configure, tmp_path, name: str, monkeypatch):
     return folder
 
 
-@pytest.mark.slow
-def test_csv(configure, tmp_path, monkeypatch):
-    folder = train_with_a_loss(configure, tmp_path, "csv", monkeypatch)
-    with open(folder / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
-    records = rounds_of(folder)
-    assert len(rows) == 6 and rows[0]["valid"] == "" and "kind" not in rows[0]
-    assert [{key: json.loads(value) for key, value in row.items() if value} for row in rows] == [
-        {key: value for key, value in record.items() if key != "kind"} for record in records
+def test_csv(tmp_path):
+    records = [
+        {"kind": "round", "epochs": 1, "loss": 0.5},
+        {"kind": "round", "epochs": 2, "valid": 1},
     ]
+    tracker = trackers.CsvTracker(tmp_path)
+    for record in records:
+        tracker.log(record)
+    assert (tmp_path / "metrics.csv").read_text() == "epochs,loss,valid\n1,0.5,\n2,,1.0\n"
 
 
 def test_tensorboard(configure, tmp_path, monkeypatch):
