@@ -324,15 +324,6 @@ def train_as_rank(
                 "%s",
                 format_table(summaries.tabulate(summary), f"result of {config.name}, in {folder}"),
             )
-            mask = (opened.data if len(opened.parts) > 1 else opened.parts[0].data).get(
-                "train_mask"
-            )
-            for remark in summaries.remarks(
-                summary,
-                schedule=getattr(config.train, "schedule", ""),
-                num_labels=None if mask is None else int(mask.sum()),
-            ):
-                log.info("%s", remark)
             _say_what_next(config, folder, is_compared=best is not None or "base" in summary)
     ranks.wait()
     return summary

@@ -14,6 +14,7 @@ from typing import Any, TextIO, cast
 
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
+from parallel_epochs.pipeline.run.contract import RoundNumbers
 from parallel_epochs.pipeline.run.errors import printable
 from parallel_epochs.pipeline.run.files import without_nan
 from parallel_epochs.pipeline.run.progress import Bar, Pace, format_seconds
@@ -166,33 +167,31 @@ class RunLog:
         *,
         epoch: int,
         num_epochs: int,
-        loss: float,
-        seconds: float,
+        numbers: RoundNumbers,
         evaluation_seconds: float | None,
-        delayed: float,
-        synced: float | None,
         scores: dict[str, float] | None,
+        syncs: bool,
         is_best: bool,
     ) -> None:
         """Log one aligned line for an epoch.
 
         Args:
             epoch: passes over the graph so far, of `num_epochs`.
-            seconds: of training, since the line before.
-            delayed: seconds of them in which steps waited for batches.
-            synced: fraction of the time that communication took.
+            numbers: of the training since the line before.
+            syncs: whether ranks communicate.
         """
-        parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", f"loss {loss:8.5f}"]
+        parts = [f"epoch {epoch:>{len(str(num_epochs))}}/{num_epochs}", f"loss {numbers.loss:8.5f}"]
         if scores is not None:
             parts += [f"{split} {format_score(value)}" for split, value in scores.items()]
             parts.append("best" if is_best else "    ")
-        times = f"{seconds:7.2f} s"
+        times = f"{numbers.seconds:7.2f} s"
         if evaluation_seconds is not None:
             times += f" + {evaluation_seconds:.2f} s evaluation"
         parts.append(times)
-        self._trained, self._delayed = self._trained + seconds, self._delayed + delayed
-        if synced is not None:
-            parts.append(f"communication {synced:4.1%}")
+        self._trained += numbers.seconds
+        self._delayed += (1 - numbers.hidden) * numbers.draw_seconds
+        if syncs:
+            parts.append(f"communication {numbers.sync_seconds / numbers.seconds:4.1%}")
         if self._pace is not None and epoch < num_epochs:
             self._seconds_left = self._pace.seconds_left(epoch, num_epochs)
             parts.append(f"{format_seconds(self._seconds_left)} left")

@@ -38,8 +38,6 @@ def check_settings(folder: Path, saved: dict, settings: dict[str, Any]) -> None:
         ValueError: the message names those that differ.
     """
     trained = saved.get("settings", {})
-    if not isinstance(trained, dict):
-        raise TypeError(f"settings is a {type(trained).__name__}")
     if edited := [
         f"{name}: {' '.join(str(trained[name]).split()):.80} -> {value}"
         for name, value in settings.items()
@@ -347,16 +345,13 @@ class Session:
         )
         # A trainer may score more than the splits: that is for the record.
         shown = None if scores is None else shown_scores(scores, trainer.about.metric)
-        synced = numbers.sync_seconds / numbers.seconds if self.ranks.num_ranks > 1 else None
         self._open_log.epoch_line(
             epoch=progress.epochs,
             num_epochs=trainer.about.num_epochs,
-            loss=numbers.loss,
-            seconds=numbers.seconds,
+            numbers=numbers,
             evaluation_seconds=evaluated,
-            synced=synced,
             scores=shown,
-            delayed=(1 - numbers.hidden) * numbers.draw_seconds,
+            syncs=self.ranks.num_ranks > 1,
             is_best=progress.best_epoch == progress.epochs,
         )
         # After the record: a resumed run drops the records behind its checkpoint, and could not add one.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from parallel_epochs.pipeline.names import LOWER_IS_BETTER, SPLITS, merit
+from parallel_epochs.pipeline.names import SPLITS, merit
 from parallel_epochs.pipeline.run import trials
 from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -156,53 +156,13 @@ def of_trials(folder: Path) -> dict:
     return {"trials": [dataclasses.asdict(trial) for trial in found]} if found else {}
 
 
-def remarks(summary: dict, *, schedule: str, num_labels: int | None) -> list[str]:
-    """Say what the numbers of a run suggest: that it ended too early, or fits its labels and not others.
-
-    Args:
-        schedule: train.schedule; a learning rate that falls to zero makes the last epoch the best one.
-        num_labels: number of training labels; None if it is not known.
-    """
-    if summary["best_valid"] is None:
-        return []
-    found, valid, train = [], summary["best_valid"], summary["train"]
-    if (
-        summary["best_epoch"] == summary["data_epochs"]
-        and summary["num_rounds"] > 1
-        and valid == valid
-        and schedule in ("none", "plateau")
-    ):
-        found.append(
-            "the last epoch is the best one: the run was cut short, and a larger train.epochs may reach more"
-        )
-    if (
-        train is not None
-        and summary["metric"] not in LOWER_IS_BETTER
-        and train >= 0.99
-        and valid < train - 0.05
-    ):
-        labels = "" if num_labels is None else f" and {count(num_labels, 'training label')}"
-        found.append(
-            f"the model overfits: {summary['metric']} is {format_score(train)} in training and "
-            f"{format_score(valid)} in validation, with {summary['num_parameters']:,} parameters{labels}. Try "
-            "more dropout, fewer channels or fewer layers"
-        )
-    return found
-
-
 def compare_to_baseline(summary: dict) -> str:
     """Say whether a run is better than the best simple method on its dataset, by the validation metric."""
-    ours, simple = (
-        merit(summary["metric"], score)
-        for score in (summary["best_valid"], summary["baseline"]["valid"])
-    )
-    return (
-        "better than this run"
-        if simple > ours
-        else "as good as this run"
-        if simple == ours
-        else "below this run"
-    )
+    ours = merit(summary["metric"], summary["best_valid"])
+    simple = merit(summary["metric"], summary["baseline"]["valid"])
+    if simple == ours:
+        return "as good as this run"
+    return "better than this run" if simple > ours else "below this run"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

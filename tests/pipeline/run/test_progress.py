@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.gnn.predict import inference
 from parallel_epochs.pipeline.graph import metis
 from parallel_epochs.pipeline.run import progress
 from parallel_epochs.pipeline.run.allocations import Allocations
+from parallel_epochs.pipeline.run.contract import RoundNumbers
 from parallel_epochs.pipeline.run.log import RunLog, read_records
 from parallel_epochs.pipeline.run.progress import Bar, Pace, TerminalHandler, format_seconds
 from tests.helpers.graphs import random_graph
@@ -113,10 +114,16 @@ def test_durations_are_short(seconds, text):
 def test_the_epoch_line_tells_seconds_of_both_phases_and_the_time_left(tmp_path, caplog):
     log = RunLog(tmp_path, metric="acc")
     log.start_bar(4, initial=0, epoch=0, num_epochs=20)
-    line = dict(num_epochs=20, loss=0.5, seconds=1.234, synced=None, is_best=True)
+    line = dict(num_epochs=20, syncs=False, is_best=True)
+    late, soon = (
+        RoundNumbers(loss=0.5, lr=1, seconds=1.234, hidden=0, draw_seconds=delayed, sync_seconds=0)
+        for delayed in (0.9, 0.2)
+    )
     with caplog.at_level(logging.INFO):
-        log.epoch_line(epoch=1, evaluation_seconds=0.5, delayed=0.9, scores={"valid": 0.25}, **line)
-        log.epoch_line(epoch=20, evaluation_seconds=None, delayed=0.2, scores=None, **line)
+        log.epoch_line(
+            epoch=1, numbers=late, evaluation_seconds=0.5, scores={"valid": 0.25}, **line
+        )
+        log.epoch_line(epoch=20, numbers=soon, evaluation_seconds=None, scores=None, **line)
         log.close()
     assert caplog.messages == [
         "epoch  1/20  loss  0.50000  valid 0.2500  best     1.23 s + 0.50 s evaluation  0 s left",
@@ -205,18 +212,6 @@ def graph_of(**attributes) -> Graph:
             {"node_features": "sum"},
             0.0,
             "x: 2 features from the edges (data.node_features=sum) + 2 features of each edge",
-        ),
-        (
-            {"edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3},
-            {},
-            0.0,
-            "x: 2 features from the edges (data.node_features=sum) + 3 species, one-hot + 2 features of each edge",
-        ),
-        (
-            {},
-            {},
-            0.5,
-            "no node features: degree only + labels of training nodes (train.label_input=0.5)",
         ),
         (
             {},

@@ -8,7 +8,6 @@ import pytest
 
 from parallel_epochs.pipeline.run.progress import TerminalHandler
 from parallel_epochs.pipeline.run.ranks import from_environment
-from parallel_epochs.pipeline.run.summary import remarks
 from parallel_epochs.pipeline.run.words import command_of, count
 from tests.helpers.running import ROOT
 
@@ -23,48 +22,6 @@ from tests.helpers.running import ROOT
 def test_a_command_is_named_as_it_can_be_typed_here(place, said, monkeypatch):
     monkeypatch.chdir(place)
     assert [command_of("report"), command_of("predict")] == said
-
-
-SHORT, OVERFITS = (
-    "the last epoch is the best one",
-    "the model overfits: acc is 1.0000 in training and 0.7000 in",
-)
-
-
-@pytest.mark.parametrize(
-    "values, schedule, said",
-    [
-        ({}, "none", []),
-        ({"best_epoch": 250}, "none", [SHORT]),
-        ({"best_epoch": 250}, "cosine", []),
-        ({"best_epoch": 250, "best_valid": float("nan")}, "none", []),
-        ({"best_epoch": 250, "num_rounds": 1}, "none", []),
-        ({"train": 1.0}, "none", [OVERFITS]),
-        ({"train": 1.0, "best_epoch": 250}, "plateau", [SHORT, OVERFITS]),
-        ({"train": 1.0, "metric": "rmse"}, "none", []),
-        ({"train": None}, "none", []),
-        ({"train": 1.0, "best_valid": None, "best_epoch": 250}, "none", []),
-    ],
-)
-def test_the_end_of_a_run_says_what_its_numbers_suggest(values, schedule, said):
-    summary = {
-        "metric": "acc",
-        "train": 0.9,
-        "best_valid": 0.7,
-        "best_epoch": 240,
-        "data_epochs": 250,
-        "num_rounds": 250,
-        "num_parameters": 84617,
-    } | values
-    found = remarks(summary, schedule=schedule, num_labels=100)
-    assert len(found) == len(said) and all(
-        text.startswith(start) for text, start in zip(found, said)
-    )
-    assert all(
-        "84,617 parameters and 100 training labels" in text
-        for text in found
-        if text.startswith(OVERFITS)
-    )
 
 
 @pytest.mark.parametrize(
