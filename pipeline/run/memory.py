@@ -3,13 +3,8 @@
 import contextlib
 import os
 import re
-import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
-
-# Values of the last of a page's eight bytes in /proc/self/pagemap, if the page is resident.
-RESIDENT = bytes(range(128, 256))
 
 
 def machine_memory() -> int:
@@ -74,35 +69,13 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
-def _count_resident(pagemap: BinaryIO, first: int, last: int) -> int:
-    """Count the resident ones of some pages: each has eight bytes in the file, and their last bit tells."""
-    found = 0
-    pagemap.seek(8 * first)
-    while first < last and (entries := pagemap.read(min(8 * (last - first), 1 << 20))):
-        first += len(entries) // 8
-        high = entries[7::8]
-        found += len(high) - len(high.translate(None, delete=RESIDENT))
-    return found
+def resident_bytes(besides: str | None = None) -> int:
+    """Return the resident memory of this process in bytes, without memory-mapped files in a folder and below."""
+    import psutil  # a command that is refused needs none
 
-
-def resident_bytes(besides: str) -> int:
-    """Return the resident memory of this process in bytes, without memory-mapped files in a folder and below.
-
-    Where the system does not tell, return the peak so far.
-    """
-    folder, page = os.path.realpath(besides) + os.sep, resource.getpagesize()
-    try:
-        with (
-            open("/proc/self/maps") as maps,
-            open("/proc/self/pagemap", "rb", buffering=0) as pagemap,
-        ):
-            num_pages = int(Path("/proc/self/statm").read_text().split()[1])
-            for line in maps:  # "from-to permissions offset device inode path"
-                span, *_, path = line.rstrip("\n").split(None, 5)
-                if path.startswith(folder):
-                    num_pages -= _count_resident(
-                        pagemap, *(int(address, 16) // page for address in span.split("-"))
-                    )
-        return num_pages * page
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    process = psutil.Process()
+    size = process.memory_info().rss
+    if besides is not None and hasattr(process, "memory_maps"):  # not all systems tell
+        folder = os.path.realpath(besides) + os.sep
+        size -= sum(file.rss for file in process.memory_maps() if file.path.startswith(folder))
+    return size

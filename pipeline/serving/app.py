@@ -72,7 +72,7 @@ class App:
         for name, value in (
             ("waiting_requests", lambda: len(self._worker)),
             ("known_ids", lambda: self.answers.num_ids),
-            ("resident_memory_bytes", lambda: resident_bytes("/proc/none")),
+            ("resident_memory_bytes", resident_bytes),
         ):
             self._metric(Gauge, name).set_function(value)
         self.serve(Answers(model, limits))
