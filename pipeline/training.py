@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -434,15 +435,7 @@ def train_part(
     return summary | more
 
 
-def build_session(
-    part: Part,
-    trainer: Trainer,
-    folder: Path,
-    *,
-    ranks: Ranks = Ranks(),
-    stop: StopRequest | None = None,
-    began: float | None = None,
-) -> Session:
+def build_session(part: Part, trainer: Trainer, folder: Path, **around: Any) -> Session:
     """Build what keeps a run in its directory; see :class:`Session`."""
     config, tracker = part.config, find_tracker(part.config.tracker.name, part.config.tracker.path)
     product = product_of(config)
@@ -467,7 +460,5 @@ def build_session(
         allow_rescale=config.resume_allow_rescale,
         open_tracker=open_tracker,
         on_best=partial(product.write_best, part, trainer, folder),
-        ranks=ranks,
-        stop=stop,
-        began=began,
+        **around,
     )

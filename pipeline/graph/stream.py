@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
 from parallel_epochs.pipeline.graph.edges import counting_sort
 from parallel_epochs.pipeline.graph.partition import Partition, Quality, assignment
-from parallel_epochs.pipeline.graph.reading import BLOCK_BYTES, Reader, edge_blocks
+from parallel_epochs.pipeline.graph.reading import BLOCK_BYTES, edge_blocks, read_rows
 from parallel_epochs.pipeline.graph.subgraph import attach_nodes, induce_sorted
 from parallel_epochs.pipeline.graph.waiting import Selected, Waiting
 from parallel_epochs.pipeline.run.memory import machine_memory
@@ -147,11 +147,12 @@ class ClusterStream:
         rows = max(self._block // (x.size(1) * x.element_size()), 1)
         spans = [(first, min(first + rows, len(part))) for first in range(0, len(part), rows)]
         waiting = stack.enter_context(Waiting(self._spill, self._buffer))
-        with Reader(self._data.store, {"x": x}) as reader:
-            for (first, last), (values,) in zip(spans, reader.read(spans, reuse=True), strict=True):
-                asked = np.flatnonzero(part[first:last] >= 0)
-                order, ptr = counting_sort(part[first:last][asked], num_parts)
-                waiting.add(Selected(ptr, [values[asked[order]]]))
+        for (first, last), (values,) in zip(
+            spans, read_rows(self._data.store, {"x": x}, spans), strict=True
+        ):
+            asked = np.flatnonzero(part[first:last] >= 0)
+            order, ptr = counting_sort(part[first:last][asked], num_parts)
+            waiting.add(Selected(ptr, [values[asked[order]]]))
         return waiting
 
 

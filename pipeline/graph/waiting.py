@@ -1,7 +1,6 @@
 """Keeps edges until the turn of their cluster while a graph is read: in memory, and beyond that in a file."""
 
 import contextlib
-import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,13 +83,8 @@ class Waiting:
     def _read(self, ptr: np.ndarray, extents: list[Extent], place: int) -> list[np.ndarray]:
         assert self._file is not None
         first, last = int(ptr[place]), int(ptr[place + 1])
+        found = [np.empty((last - first, *row), dtype) for _, dtype, row in extents]
         with files.naming(self._folder / "spill", "read"):
-            return [
-                files.read_at(
-                    self._file.fileno(),
-                    dtype,
-                    (last - first, *row),
-                    begin + first * dtype.itemsize * math.prod(row),
-                )
-                for begin, dtype, row in extents
-            ]
+            for array, (begin, _, _) in zip(found, extents):
+                files.read_at(self._file.fileno(), array, begin + first * array.strides[0])
+        return found

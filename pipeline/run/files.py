@@ -340,11 +340,8 @@ def file_digest(file: BinaryIO) -> str:
     Raises:
         FileError: it cannot be read.
     """
-    blake = hashlib.blake2b(digest_size=16)
     with naming(Path(file.name), "read"):
-        for block in iter(lambda: file.read(1 << 24), b""):
-            blake.update(block)
-    return blake.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def write_at(fd: int, values: "np.ndarray", at: int) -> int:
@@ -362,28 +359,18 @@ def write_at(fd: int, values: "np.ndarray", at: int) -> int:
     return at
 
 
-def read_at(
-    fd: int, dtype: "np.dtype", shape: tuple[int, ...], at: int, out: "np.ndarray | None" = None
-) -> "np.ndarray":
-    """Read an array from a file at a byte offset.
-
-    Args:
-        out: memory to read into, uint8, at least as large as the array; new memory if not given.
+def read_at(fd: int, values: "np.ndarray", at: int) -> None:
+    """Fill a contiguous array from a file at a byte offset.
 
     Raises:
         OSError: the file cannot be read, or it ends before the array does.
     """
-    import numpy as np
-
-    size = dtype.itemsize * math.prod(shape)
-    values = np.empty(shape, dtype) if out is None else out[:size].view(dtype).reshape(shape)
     content = _bytes_of(values)
     while content:
         count = os.preadv(fd, [content], at)
         if not count:
             raise OSError(errno.EIO, "it ends too early; was it truncated while it was in use?")
         content, at = content[count:], at + count
-    return values
 
 
 def _bytes_of(values: "np.ndarray") -> memoryview:

@@ -1,9 +1,7 @@
 import contextlib
-import dataclasses
 import json
 import math
 import os
-import shutil
 
 import pytest
 import torch
@@ -74,15 +72,6 @@ def weights_after_a_round(config, data) -> str:
     with contextlib.closing(build.build_trainer(config, data, CPU)) as trainer:
         assert len(list(trainer.steps())) == trainer.about.num_steps
         return checkpoint.digest(trainer.weights())
-
-
-def test_seeds_differ_and_the_same_seed_repeats(configure):
-    config = configure(*TOY)
-    data = build.open_graph(config).data
-    hashes = [
-        weights_after_a_round(dataclasses.replace(config, seed=seed), data) for seed in (0, 0, 1)
-    ]
-    assert hashes[0] == hashes[1] != hashes[2]
 
 
 @pytest.fixture
@@ -271,6 +260,7 @@ def test_every_choice_of_the_optimizer_changes_the_result(configure):
     data = build.open_graph(config).data
     choices = [
         {},
+        {"seed": 1},
         {"train.clip_grad_norm": 0.01},
         {"train.weight_decay": 0.1},
         {"train.weight_decay": 0.1, "train.optimizer": "adamw"},
@@ -282,8 +272,10 @@ def test_every_choice_of_the_optimizer_changes_the_result(configure):
         {"model.edge_dropout": 0.5},
         {"train.precision": "bf16"},
     ]
-    hashes = {weights_after_a_round(keys.replaced(config, choice), data) for choice in choices}
-    assert len(hashes) == len(choices)
+    first, *others = (
+        weights_after_a_round(keys.replaced(config, choice), data) for choice in [{}, *choices]
+    )
+    assert first == others[0] and len(set(others)) == len(choices)
 
 
 @pytest.mark.parametrize("accumulate, steps", [(1, 4), (3, 2), (9, 1)])
@@ -357,41 +349,6 @@ def test_a_plateau_follows_a_linear_warm_up_and_clipping_bounds_the_gradient(
     assert [record["lr"] for record in rounds] == pytest.approx(expected) and min(
         expected
     ) < 0.3 / 2
-
-
-def test_another_dataset_under_a_resumed_run_is_refused(configure, tmp_path):
-    data = task_graph(list(range(20)))
-    data.content_hash = "one"
-    config = configure("partition.num_parts=4", "train.epochs=1", "model.num_layers=2")
-    train_one(config, data, tmp_path, CPU, "test")
-    train_one(config, data, tmp_path, CPU, "test")
-    data.content_hash = "other"
-    with pytest.raises(
-        ValueError, match="the dataset is not the one that this run was started with"
-    ):
-        train_one(config, data, tmp_path, CPU, "test")
-
-
-def test_a_checkpoint_of_another_version_is_refused(trained, tmp_path):
-    config, _, folder = trained
-    shutil.copytree(folder, tmp_path / "run")
-    path = tmp_path / "run" / "checkpoints" / "last.pt"
-    checkpoint.save(
-        path, {key: value for key, value in checkpoint.load(path).items() if key != "format"}
-    )
-    with pytest.raises(
-        ValueError, match="run was trained by another version of this program.* start a new run"
-    ):
-        train(config, tmp_path / "run")
-
-
-def test_patience_stops_the_run_and_stays_stopped(configure, tmp_path):
-    config = configure(*TOY, "train.epochs=50", "train.lr=1e-9", "train.patience=3")
-    first = train(config, tmp_path / "run")
-    assert first["data_epochs"] == first["best_epoch"] + 3 < 50
-    every_other = train(keys.replaced(config, {"train.eval_every": 2}), tmp_path / "other")
-    assert every_other["data_epochs"] == every_other["best_epoch"] + 6 < 50
-    assert train(config, tmp_path / "run")["weights_sha256"] == first["weights_sha256"]
 
 
 @pytest.mark.parametrize("method", ["exact", pytest.param("views", marks=pytest.mark.slow)])

@@ -22,7 +22,7 @@ def assert_same_edges(ours, theirs):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(1, 60),
     st.integers(0, 300),
@@ -43,7 +43,7 @@ def test_subgraphs(num_nodes, num_pairs, seed, block_edges):
         assert_same_edges(ours, expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 60),
     st.integers(0, 400),

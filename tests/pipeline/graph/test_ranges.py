@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig, StoreConfig
-from parallel_epochs.pipeline.data.graph import open_graph, pack, write_graph
+from parallel_epochs.pipeline.data.graph import pack, write_graph
 from parallel_epochs.pipeline.gnn import components
 from parallel_epochs.pipeline.graph import cut, ranges, store
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -202,23 +202,6 @@ def test_arrays_of_other_shapes(key, values, message):
     packed = {**pack(link_graph()), key: values}
     with pytest.raises(DamagedFile, match=f"g.pt: {key} is damaged: {message}"):
         ranges.check_graph(Path("g.pt"), packed)
-
-
-def test_other_nodes_in_the_store_of_a_component(configure, tmp_path, caplog):
-    with StoreWriter(tmp_path / "s") as writer:
-        write_graph(writer, random_graph(30, 200, 0).update({"x": torch.ones(30, 2)}))
-    data = open_graph(tmp_path / "s")
-    data.on_disk, data.content_hash, nodes = True, "h", torch.arange(30)
-    config = configure(*SYNTHETIC)
-    kept = cache.keep_component(config.data, tmp_path, data, 1, nodes)
-    arrays, values = store.open_store(kept.store)
-    with StoreWriter(kept.store, "another") as writer:
-        for key, array in arrays.items():
-            writer.put(key, array.clone().flip(0) if key == "n_id" else array)
-        writer.finish(values)
-    again = cache.keep_component(config.data, tmp_path, data, 1, nodes)
-    assert "n_id.bin is damaged: it holds other nodes than component 1" in caplog.text
-    assert torch.equal(again.n_id, nodes)
 
 
 def test_a_value_in_the_place_of_an_array(tmp_path):

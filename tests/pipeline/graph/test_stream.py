@@ -5,6 +5,7 @@ import copy
 import errno
 import os
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +15,14 @@ from torch_geometric.utils import to_undirected
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
-from parallel_epochs.pipeline.graph import components, store, stream
+from parallel_epochs.pipeline.graph import components, reading, store, stream
 from parallel_epochs.pipeline.graph.components import find_components
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.partition import (
     measure_partition,
     random_partition,
 )
-from parallel_epochs.pipeline.graph.reading import Reader, edge_blocks
+from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.stream import ClusterStream
 from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.graph.waiting import Selected, Waiting
@@ -205,13 +206,13 @@ def test_edges_are_read_once_and_in_order(tmp_path, monkeypatch):
     """Whatever the block, the bytes of an epoch are those of the sources and the features, once each."""
     data, read = random_graph(100, 700, 0), []
     stored = keep(tmp_path / "s", data)
-    of_rows = Reader._read_rows
+    read_span = reading.read_span
     monkeypatch.setattr(
-        Reader,
-        "_read_rows",
-        lambda self, path, file, row, first, last, out: (
-            read.append((path.name, first, last)),
-            of_rows(self, path, file, row, first, last, out),
+        reading,
+        "read_span",
+        lambda file, memory, *span, drops: (
+            read.append((Path(file.name).name, *span)),
+            read_span(file, memory, *span, drops=drops),
         )[1],
     )
     partition = random_partition(100, 4, np.random.default_rng(0))

@@ -497,34 +497,6 @@ def test_records_and_messages_on_a_full_disk(small_disk, capfd):
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*fork")
-@pytest.mark.parametrize(
-    "number, says",
-    [
-        (errno.EFBIG, "a.pt cannot be written: File too large"),
-        (errno.EDQUOT, "a.pt cannot be written: Disk quota exceeded"),
-        (errno.EROFS, "a.pt cannot be written: Read-only file system"),
-    ],
-)
-def test_other_limits_are_named(number, says, tmp_path, monkeypatch):
-    checkpoint.save(tmp_path / "a.pt", {"round": 1})
-
-    def save():
-        if number == errno.EFBIG:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        else:
-            write = files._Sink.write
-            monkeypatch.setattr(files._Sink, "write", lambda sink, data: refuse(sink, write, data))
-        checkpoint.save(tmp_path / "a.pt", {"x": torch.zeros(1_000_000)})
-
-    def refuse(sink, write, data):
-        sink._error = OSError(number, os.strerror(number))
-        return write(sink, data)
-
-    assert re.search(says, in_a_process(save))
-    assert os.listdir(tmp_path) == ["a.pt"] and checkpoint.load(tmp_path / "a.pt")["round"] == 1
-
-
 @pytest.mark.parametrize(
     "become, kind",
     [

@@ -168,7 +168,20 @@ def test_the_best_round_is_the_first_of_equal_ones_or_the_last_undefined_one(
 def test_a_run_ends_after_as_many_worse_evaluations_as_its_patience(
     valid, patience, rounds, tmp_path
 ):
-    assert run(tmp_path, valid, patience=patience).num_rounds == rounds
+    for _ in ("first", "again"):
+        assert run(tmp_path, valid, patience=patience).num_rounds == rounds
+
+
+def test_a_checkpoint_of_other_data_or_of_another_version_is_refused(tmp_path):
+    run(tmp_path, [0.5], data_hash="one")
+    run(tmp_path, [0.5], data_hash="one")
+    with pytest.raises(ValueError, match="the dataset is not the one that this run was started"):
+        run(tmp_path, [0.5], data_hash="other")
+    path = tmp_path / "checkpoints" / "last.pt"
+    kept = checkpoint.load(path)
+    checkpoint.save(path, {key: kept[key] for key in kept if key != "format"})
+    with pytest.raises(ValueError, match="by another version of this program.* start a new run"):
+        run(tmp_path, [0.5], data_hash="one")
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5])
