@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -69,13 +70,20 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
-def resident_bytes(besides: str | None = None) -> int:
-    """Return the resident memory of this process in bytes, without memory-mapped files in a folder and below."""
-    import psutil  # a command that is refused needs none
+def resident_bytes(besides: str = os.devnull) -> int:
+    """Return the resident memory of this process in bytes, without memory-mapped files in a folder and below.
 
-    process = psutil.Process()
-    size = process.memory_info().rss
-    if besides is not None and hasattr(process, "memory_maps"):  # not all systems tell
-        folder = os.path.realpath(besides) + os.sep
-        size -= sum(file.rss for file in process.memory_maps() if file.path.startswith(folder))
-    return size
+    Where the system does not tell, return the peak so far.
+    """
+    folder, size, counts = os.path.realpath(besides) + os.sep, 0, True
+    try:
+        with open("/proc/self/smaps") as maps:
+            for line in maps:
+                name, *rest = line.split(None, 5)
+                if not name.endswith(":"):  # "from-to permissions offset device inode path"
+                    counts = not rest[-1].startswith(folder)
+                elif name == "Rss:" and counts:
+                    size += 1024 * int(rest[0])
+        return size
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

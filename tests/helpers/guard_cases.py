@@ -101,16 +101,15 @@ def ask_to_stop(number: int, ranks: Ranks, stop: StopRequest, folder: Path) -> N
 
 def finish_before_the_others_are_stopped(ranks: Ranks, stop: StopRequest, folder: Path) -> None:
     """Rank 1 ends its first evaluation before the request to stop, which rank 0 meets in the middle of its own."""
-    add = inference._add_predictions
 
-    def in_turn(*args):
-        if ranks.is_first:
-            while not stop.signum:
+    class InTurn(inference.Bar):
+        def advance(self, text=None):
+            while ranks.is_first and not stop.signum:
                 time.sleep(0.001)
-        add(*args)
-        stop._signum.value = signal.SIGTERM
+            super().advance(text)
+            stop._signum.value = signal.SIGTERM
 
-    inference._add_predictions = in_turn
+    inference.Bar = InTurn
 
 
 def kill_this_process() -> None:
