@@ -93,12 +93,6 @@ def drift(number: int, ranks: Ranks, stop: StopRequest, folder: Path) -> None:
         before_step(number, move)
 
 
-def ask_to_stop(number: int, ranks: Ranks, stop: StopRequest, folder: Path) -> None:
-    """Rank 0 gets a signal during a step."""
-    if ranks.is_first:
-        before_step(number, lambda trainer: stop._note(signal.SIGTERM, None))
-
-
 def finish_before_the_others_are_stopped(ranks: Ranks, stop: StopRequest, folder: Path) -> None:
     """Rank 1 ends its first evaluation before the request to stop, which rank 0 meets in the middle of its own."""
 
