@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -435,7 +434,15 @@ def train_part(
     return summary | more
 
 
-def build_session(part: Part, trainer: Trainer, folder: Path, **around: Any) -> Session:
+def build_session(
+    part: Part,
+    trainer: Trainer,
+    folder: Path,
+    *,
+    ranks: Ranks = Ranks(),
+    stop: StopRequest | None = None,
+    began: float | None = None,
+) -> Session:
     """Build what keeps a run in its directory; see :class:`Session`."""
     config, tracker = part.config, find_tracker(part.config.tracker.name, part.config.tracker.path)
     product = product_of(config)
@@ -460,5 +467,7 @@ def build_session(part: Part, trainer: Trainer, folder: Path, **around: Any) -> 
         allow_rescale=config.resume_allow_rescale,
         open_tracker=open_tracker,
         on_best=partial(product.write_best, part, trainer, folder),
-        **around,
+        ranks=ranks,
+        stop=stop,
+        began=began,
     )

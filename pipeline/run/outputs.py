@@ -25,7 +25,7 @@ HEAD_BYTES = 1 << 16
 RUN_NAMES = ("checkpoints", "metrics.jsonl", "summary.json")
 CACHED = re.compile(r"[0-9a-f]{16,}")
 CACHE_FOLDERS = {"graphs", "partitions"}
-# What a command reads: files, folders and patterns, each with the argument that names it.
+# Files, folders and patterns that a command reads, each with the argument that names it.
 Sources = Iterable[tuple[str, Path]]
 
 

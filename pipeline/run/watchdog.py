@@ -28,7 +28,7 @@ ROOT = Path(parallel_epochs.__file__).resolve().parents[1]
 LONG_FACTOR = 10
 # The byte that the watched process sends at its end; no signal has this number.
 GOODBYE = b"\0"
-# What letters for the state of a process mean, of those that explain why it is silent.
+# Letters for the state of a process that explain why it is silent.
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk"}
 # The pipes to the watchdogs of this process: none, or one.
 _pipes: list[int] = []

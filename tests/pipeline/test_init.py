@@ -85,7 +85,7 @@ def test_the_label_is_asked_for_on_a_terminal(shop, monkeypatch, capsys, answer,
             ["shop", "output=nowhere/x.yaml"],
             "error: output=nowhere/x.yaml: the directory nowhere does not exist",
         ),
-        (["shop", "output=shop/orders.csv"], "error: output=shop/orders.csv exists"),
+        (["shop", "output=shop/orders.csv"], "error: output=shop/orders.csv is a file that this"),
     ],
 )
 def test_wrong_arguments_are_one_line(shop, monkeypatch, arguments, message):
