@@ -1,5 +1,6 @@
 """Kinds that learn labels: of nodes or of whole graphs."""
 
+import logging
 import math
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -29,6 +30,8 @@ from parallel_epochs.pipeline.metrics import (
 )
 from parallel_epochs.pipeline.names import MASKS, MAX_LABELS, SPLITS
 from parallel_epochs.pipeline.run.tables import Columns
+
+log = logging.getLogger(__name__)
 
 
 class LabelKind(Kind):
@@ -66,6 +69,8 @@ class LabelKind(Kind):
                 num_labels=data.out_channels,
                 is_binary=kind == "binary tasks",
             )
+        if "out_channels" in data:
+            warn_of_one_value(data, kind)
 
     def task(self, data: Data) -> NodeTask:
         return self.learns(
@@ -173,6 +178,18 @@ class LabelKind(Kind):
     @abstractmethod
     def ids(self, predicted: Predicted) -> np.ndarray:
         """Return the ids of the nodes or graphs, text or int64."""
+
+
+def warn_of_one_value(data: Data, kind: str) -> None:
+    """Warn if all rows for training have the same label, which any method predicts."""
+    y = data.y[data.train_mask]
+    known = y[y >= 0] if kind == "classes" else y[~y.isnan()]
+    if len(known) and bool((known == known[0]).all()):
+        names = labels_of(data, data.out_channels) if kind == "classes" else None
+        log.warning(
+            "every label for training is %s: nothing can be learned, and the metrics say nothing",
+            known[0].item() if names is None else names[int(known[0])],
+        )
 
 
 def check_metric(chosen: str | None, metric: str) -> None:

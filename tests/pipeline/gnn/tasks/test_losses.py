@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.node_names import pack_names
+from parallel_epochs.pipeline.gnn.kinds.labels import warn_of_one_value
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, Weights
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from tests.helpers import building as build
@@ -265,3 +266,21 @@ def test_a_run_on_whole_graphs_says_what_its_loss_is(tmp_path, configure, caplog
     )
     assert summary["data_epochs"] == 1
     assert "loss: weights of positive labels: 7 (0)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("y", "kind", "warned"),
+    [
+        ([1, 1, 1, 0], "classes", "every label for training is 1"),
+        ([1, 0, 1, 0], "classes", ""),
+        ([2.5, math.nan, 2.5, 0.0], "real values", "every label for training is 2.5"),
+    ],
+)
+def test_labels_of_one_value_are_named(y, kind, warned, caplog):
+    data = Data(
+        y=torch.tensor(y)[:, None],
+        train_mask=torch.tensor([True, True, True, False]),
+        out_channels=2,
+    )
+    warn_of_one_value(data, kind)
+    assert warned in caplog.text and bool(warned) == bool(caplog.text)
