@@ -31,6 +31,16 @@ def check_int32(edge_index: Tensor, *num_nodes: int) -> None:
         )
 
 
+def check_edges(edge_index: Tensor) -> None:
+    """Raise a ValueError unless a tensor is int32 or int64 [2, num_edges]."""
+    is_integer = edge_index.dtype in (torch.int32, torch.int64)
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or not is_integer:
+        raise ValueError(
+            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
+            f"int64 [2, num_edges]"
+        )
+
+
 def plain_edges(edge_index: Tensor) -> Tensor:
     """Return a tensor as a plain one: edges without the caches of an ``EdgeIndex``, whatever their shape and type."""
     return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index

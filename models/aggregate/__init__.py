@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from parallel_epochs.models.aggregate import cpu, fused, reference
 from parallel_epochs.models.aggregate.cpu import SteepError
 from parallel_epochs.models.aggregate.reference import AGGREGATIONS
 from parallel_epochs.models.aggregate.relation_table import count_exactly
+from parallel_epochs.models.edge_index import check_edges
 from parallel_epochs.models.kernels.choose import KERNELS, Fused
 
 __all__ = ["AGGREGATIONS", "KERNELS", "aggregate", "backend", "check_rows"]
@@ -79,15 +79,7 @@ def check_tensors(
         raise ValueError(
             f"x is {x.dtype} of shape {tuple(x.shape)}, but must be floating point [num_nodes, channels]"
         )
-    if (
-        edge_index.dim() != 2
-        or edge_index.size(0) != 2
-        or edge_index.dtype not in (torch.int32, torch.int64)
-    ):
-        raise ValueError(
-            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
-            f"int64 [2, num_edges]"
-        )
+    check_edges(edge_index)
     for tensor in (edge_index, edge_attr, weight, bias, table):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(

@@ -2,13 +2,16 @@
 
 import ctypes
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import relation_table
 from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
+from parallel_epochs.models.structure import Structure
 
 # The aggregations that the kernels compute, in the order of problem.h, whose POWER is the last, too. The others are
 # computed from these.
@@ -33,106 +36,85 @@ LIBRARY = NativeLibrary(
 )
 
 
-def forward(x, edges, attr, weight, bias, table, param, aggr, eps, low, high, outputs) -> None:
+class AggregateCall(NamedTuple):
+    """The arguments of the operators.
+
+    Attributes:
+        x: features of the source nodes [num_src, channels], float32 (on CUDA also 16 bits).
+        edges: the fields of a :class:`models.structure.Structure`; positions are rows in `attr`. Only backward reads
+            the order by source.
+        attr: edge features [num_edges, edge_dim], or [num_edges, channels] without `weight`; dtype as `x`. With `table`
+            the number of the relation and the features [num_edges, 1 + edge_dim], or [num_edges, 1] without `weight`.
+        weight: linear encoder of the edge features [channels, edge_dim], float32.
+        bias: the encoder's bias [channels], float32.
+        table: a row for each relation [num_relations, channels], float32, which is added to its edges' messages.
+        param: t or p, one element.
+        aggr: one of `KINDS`.
+        eps: added to every message.
+        low: power and powermean clamp messages, and the mean of their powers, from below to this.
+        high: they clamp these from above to this.
+    """
+
+    x: Tensor
+    edges: Sequence[Tensor | None]
+    attr: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    table: Tensor | None
+    param: Tensor
+    aggr: str
+    eps: float
+    low: float
+    high: float
+
+
+def forward(call: AggregateCall, outputs) -> None:
     """Compute out, and those of stat and stat2 that have elements, into `outputs`."""
-    if aggr.startswith("power") and abs(float(param)) > MAX_POWER:
-        raise SteepError(f"p={float(param):g} is beyond {MAX_POWER:g}, the kernel's largest power")
+    power = float(call.param)
+    if call.aggr.startswith("power") and abs(power) > MAX_POWER:
+        raise SteepError(f"p={power:g} is beyond {MAX_POWER:g}, the kernel's largest power")
     written = _nonempty(zip(("out", "stat", "stat2"), outputs, strict=True)) | {"out": outputs[0]}
-    _call(
-        LIBRARY.get().fused_forward,
-        x.size(0),
-        x,
-        edges.by_destination,
-        attr,
-        weight,
-        bias,
-        table,
-        param,
-        aggr,
-        eps,
-        low,
-        high,
-        limit=STEEP if "stat" in written else STEEP_FORWARD,
-        **written,
-    )
+    limit = STEEP if "stat" in written else STEEP_FORWARD
+    order, function = Structure(*call.edges).by_destination, LIBRARY.get().fused_forward
+    _run(function, call, order, num_others=call.x.size(0), limit=limit, **written)
 
 
-def backward(
-    grad, out, stat, stat2, x, edges, attr, weight, bias, table, param, aggr, eps, low, high, grads
-) -> None:
+def backward(results, call: AggregateCall, grads) -> None:
     """Compute the gradients for x, attr, weight, bias, table and param into those of `grads` that have elements."""
     names = ("grad_x", "grad_attr", "grad_weight", "grad_bias", "grad_table", "grad_param")
-    written = _nonempty(zip(names, grads, strict=True))
-    saved = _nonempty((("out", out), ("stat", stat), ("stat2", stat2)))
-    _call(
-        LIBRARY.get().fused_backward,
-        grad.size(0),
-        x,
-        edges.by_source,
-        attr,
-        weight,
-        bias,
-        table,
-        param,
-        aggr,
-        eps,
-        low,
-        high,
-        gradient=grad,
-        **written,
-        **saved,
-    )
+    arrays = _nonempty([*zip(names, grads, strict=True), *results._asdict().items()])
+    arrays["gradient"] = results.grad
+    order, function = Structure(*call.edges).by_source, LIBRARY.get().fused_backward
+    _run(function, call, order, num_others=results.grad.size(0), **arrays)
 
 
 def _nonempty(named) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named if tensor is not None and tensor.numel()}
 
 
-def _call(
-    function,
-    num_others,
-    x,
-    order,
-    attr,
-    weight,
-    bias,
-    table,
-    param,
-    aggr,
-    eps,
-    low,
-    high,
-    limit=0.0,
-    **arrays,
-):
+def _run(function, call: AggregateCall, order: tuple, *, num_others: int, limit=0.0, **arrays):
     ptr, other, position = order
+    attr, table = call.attr, call.table
+    if attr is None:
+        features = 0
+    elif call.weight is not None:
+        features = 1
+    else:
+        features = 2 if table is None else 0
     problem = fill(
         AggregationProblem,
-        dict(
-            ptr=ptr,
-            other=other,
-            position=position,
-            x=x,
-            attr=attr,
-            weight=weight,
-            bias=bias,
-            table=table,
-            **arrays,
-        ),
+        call._asdict() | dict(ptr=ptr, other=other, position=position) | arrays,
         num_rows=ptr.numel() - 1,
         num_others=num_others,
         num_edges=other.numel(),
         num_positions=other.numel() if attr is None else attr.size(0),
-        channels=x.size(1),
+        channels=call.x.size(1),
         edge_dim=0 if attr is None else attr.size(1) - (table is not None),
         num_relations=0 if table is None else table.size(0),
-        aggregation=KINDS.index(aggr.removesuffix("mean")),
-        fills=aggr == "powermean",
-        features=0 if attr is None else 1 if weight is not None else 2 if table is None else 0,
-        param=float(param),
-        eps=eps,
-        low=low,
-        high=high,
+        aggregation=KINDS.index(call.aggr.removesuffix("mean")),
+        fills=call.aggr == "powermean",
+        features=features,
+        param=float(call.param),
         limit=limit,
     )
     status = function(ctypes.byref(problem))
@@ -143,7 +125,7 @@ def _call(
         )
     if status == 3:
         raise SteepError(
-            f"t={float(param):g} times a message is beyond {limit * math.log(2):,.0f}, where the kernel's "
+            f"t={problem.param:g} times a message is beyond {limit * math.log(2):,.0f}, where the kernel's "
             f"float32 rounds too much"
         )
     if status == 4:

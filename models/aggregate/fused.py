@@ -90,15 +90,14 @@ def aggregate(
     if not isinstance(param, Tensor):
         param = torch.full((), param, dtype=torch.float32, device=x.device)
 
-    inputs = (x, attr, weight, bias, table, param)
+    encoder = attr, weight, bias, table, param
     save = torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in inputs
+        tensor is not None and tensor.requires_grad for tensor in (x, *encoder)
     )
     structure = find_structure(edge_index, x.size(0), num_dst, by_source=save)
     limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
-    out, _, _ = ops.forward(
-        x, structure, attr, weight, bias, table, param, kind, eps, *limits, save
-    )
+    call = ops.AggregateCall(x, structure, *encoder, kind, eps, *limits)
+    out, _, _ = ops.forward(call, save)
     if aggr == "mean" or aggr.endswith("_sum"):
         exponent = _spread(torch.as_tensor(y, dtype=torch.float32).sigmoid(), num_dst)
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)

@@ -4,7 +4,6 @@ Chunks, blocks and the order of sums depend only on the sizes, never on the mach
 Only :func:`sort_edges` waits for the device or copies from it, once for each edge list.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from parallel_epochs.models.aggregate import (
 )
 from parallel_epochs.models.edge_index import INT32_END, check_range
 from parallel_epochs.models.kernels import sorting
+from parallel_epochs.models.kernels.operator import contiguous
 from parallel_epochs.models.kernels.walk import Edges, record
 from parallel_epochs.models.structure import Structure
 
@@ -35,28 +35,23 @@ STEEP, MAX_POWER = 2.0**17, 64.0
 _plans = WeakIdKeyDictionary()
 
 
-def plan(
-    ptr: Tensor,
-    other: Tensor,
-    num_others: int,
-    position: Tensor | None,
-    num_positions: int,
-    block_e: int = 1,
-) -> Edges:
-    """Cut a graph into chunks on its device. The cuts are kept until `ptr` is freed or changed.
+def plan(order: tuple, num_others: int, attr: Tensor | int | None, block_e: int = 1) -> Edges:
+    """Cut a graph into chunks on its device. The cuts are kept until the pointers are freed or changed.
 
     There is a cut near each multiple of `chunk_items`: at the multiple itself if its row has more than `chunk_items`
     edges, otherwise at the beginning of that row. So a chunk has fewer than 2 * `chunk_items` items, and short rows are
     never cut.
 
     Args:
-        ptr: first edge of each row [num_rows + 1].
-        other: node at the other end of each edge [num_edges].
-        num_others: number of such nodes.
-        position: row of the edge features of each edge [num_edges]. None: in order.
-        num_positions: number of rows of edge features.
+        order: first edge of each row [num_rows + 1], node at the other end of each edge [num_edges], and row of the
+            edge features of each edge [num_edges], or none: in order.
+        num_others: number of nodes at the other ends.
+        attr: edge features, or their number of rows. None: as many as edges.
         block_e: number of edges that are read at a time.
     """
+    ptr, other, position = order
+    num_positions = attr.size(0) if isinstance(attr, Tensor) else attr
+    num_positions = other.numel() if num_positions is None else num_positions
     key = (ptr._version, other.numel(), num_others, num_positions, MIN_CHUNK)
     known = None if ptr.is_inference() else _plans.get(ptr)
     if known is None or known[0] != key:
@@ -118,22 +113,22 @@ def _choose_sizes(channels: int, weight: Tensor | None) -> dict[str, Any]:
     )
 
 
-def _describe_messages(x, attr, weight, bias, param, aggr, eps, low, high) -> dict[str, Any]:
+def _describe_messages(call: ops.AggregateCall) -> dict[str, Any]:
     """Return the fields of a record that are those of :data:`gpu_encode.MESSAGES`."""
-    features = "none" if attr is None else "encoded" if weight is None else "raw"
+    features = "none" if call.attr is None else "encoded" if call.weight is None else "raw"
     is_raw = features == "raw"
     return dict(
-        x=x,
-        attr=attr,
-        weight=weight if is_raw else None,
-        bias=bias if is_raw else None,
-        parameter=param,
-        eps=eps,
-        low=low,
-        high=high,
-        KIND=aggr,
+        x=call.x,
+        attr=call.attr,
+        weight=call.weight if is_raw else None,
+        bias=call.bias if is_raw else None,
+        parameter=call.param,
+        eps=call.eps,
+        low=call.low,
+        high=call.high,
+        KIND=call.aggr,
         FEATURES=features,
-        **_choose_sizes(x.size(1), weight),
+        **_choose_sizes(call.x.size(1), call.weight),
     )
 
 
@@ -144,49 +139,28 @@ def _choose_edges(messages: dict[str, Any], elements: int) -> tuple[int, int]:
     return (16, 4) if messages["DOT"] else (min(32, elements // messages["BLOCK_D"]), 1)
 
 
-def make_contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Return tensors whose elements lie in order."""
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
 def launch(kernel, grid: tuple[int, int], *args, **options) -> None:
     """Run a kernel."""
     # `enable_fp_fusion` is given explicitly because Triton 3.9 warns that its default will change.
     kernel[grid](*args, enable_fp_fusion=True, **options)
 
 
-def forward(
-    x: Tensor,
-    edges: Sequence[Tensor | None],
-    attr: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    table: Tensor | None,
-    param: Tensor,
-    aggr: str,
-    eps: float,
-    low: float,
-    high: float,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(call: ops.AggregateCall, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
-    out, stat, stat2 = ops.allocate_outputs(x, edges, aggr, save)
-    fills, aggr = aggr == "powermean", aggr.removesuffix("mean")
+    out, stat, stat2 = ops.allocate_outputs(call, save)
+    fills, aggr = call.aggr == "powermean", call.aggr.removesuffix("mean")
     if out.numel() == 0:
         return out, stat, stat2
     if aggr == "power":
         torch._assert_async(
-            ~(param.abs() > MAX_POWER).any(),
+            ~(call.param.abs() > MAX_POWER).any(),
             f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference",
         )
-    assert table is None, "edges with relations are encoded beforehand"
-    x, indptr, src, position, attr, weight, bias = make_contiguous(
-        x, *Structure(*edges).by_destination, attr, weight, bias
-    )
-    messages = _describe_messages(x, attr, weight, bias, param, aggr, eps, low, high)
+    assert call.table is None, "edges with relations are encoded beforehand"
+    call = contiguous(call._replace(aggr=aggr))
+    x, messages = call.x, _describe_messages(call)
     block_e, num_warps = _choose_edges(messages, 512)
-    num_positions = src.numel() if attr is None else attr.size(0)
-    cut = plan(indptr, src, x.size(0), position, num_positions, block_e)
+    cut = plan(Structure(*call.edges).by_destination, x.size(0), call.attr, block_e)
     num_chunks, channels = cut.rows.size(1), x.size(1)
     grid = num_chunks, triton.cdiv(channels, messages["BLOCK_D"])
     given = record(
@@ -206,51 +180,33 @@ def forward(
 
 
 def backward(
-    grad: Tensor,
-    out: Tensor | None,
-    stat: Tensor,
-    stat2: Tensor,
-    x: Tensor,
-    edges: Sequence[Tensor | None],
-    attr: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    table: Tensor | None,
-    param: Tensor,
-    aggr: str,
-    eps: float,
-    low: float,
-    high: float,
-    need_attr: bool,
-    need_weight: bool,
-    need_table: bool,
+    results: ops.AggregateResults, call: ops.AggregateCall, needed: ops.Needed
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.backward`."""
-    aggr = aggr.removesuffix("mean")
-    grads = ops.allocate_gradients(
-        x, attr, weight, table, param, need_attr, need_weight, need_table
-    )
-    if x.numel() == 0 or grad.numel() == 0:
+    grads = ops.allocate_gradients(call, needed)
+    if call.x.numel() == 0 or results.grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
     grad_x, grad_attr, grad_weight, grad_bias, _, grad_param = grads
-    grad, x, rowptr, dst, position, attr, weight, bias = make_contiguous(
-        grad, x, *Structure(*edges).by_source, attr, weight, bias
+    results, call = (
+        contiguous(results),
+        contiguous(call._replace(aggr=call.aggr.removesuffix("mean"))),
     )
-    messages = _describe_messages(x, attr, weight, bias, param, aggr, eps, low, high)
+    x, attr, aggr = call.x, call.attr, call.aggr
+    need_attr, need_weight, _ = needed
+    messages, order = _describe_messages(call), Structure(*call.edges).by_source
     block_e, num_warps = _choose_edges(messages, 256)
-    num_positions = dst.numel() if attr is None else attr.size(0)
-    cut = plan(rowptr, dst, grad.size(0), position, num_positions, block_e)
-    channels, edge_dim = x.size(1), weight.size(1) if need_weight else 0
+    cut = plan(order, results.grad.size(0), attr, block_e)
+    channels, edge_dim = x.size(1), call.weight.size(1) if need_weight else 0
     num_chunks, block_d = cut.rows.size(1), messages["BLOCK_D"]
 
     with torch.cuda.device_of(x):
-        pairs, power_sums = _pack(grad, out, stat, stat2, aggr, block_d)
+        pairs, power_sums = _pack(results, aggr, block_d)
 
         # With raw features, each block of channels has its own part of the gradient.
         attr_parts = grad_attr
-        if need_attr and weight is not None and channels > block_d:
+        if need_attr and call.weight is not None and channels > block_d:
             attr_parts = _allocate(x, triton.cdiv(channels, block_d), *attr.shape)
-        if need_attr and attr.size(0) != dst.numel():
+        if need_attr and attr.size(0) != order[1].numel():
             attr_parts.zero_()
         num_sums = (edge_dim + 1) * need_weight + (aggr == "softmax")
         partial = _allocate(x, 2 * num_chunks, channels)
@@ -311,8 +267,9 @@ def _allocate(x: Tensor, *shape: int) -> Tensor:
     return x.new_empty(shape, dtype=torch.float32)
 
 
-def _pack(grad, out, stat, stat2, aggr, block_d) -> tuple[Tensor, Tensor | None]:
+def _pack(results: ops.AggregateResults, aggr: str, block_d: int) -> tuple[Tensor, Tensor | None]:
     """Return the tensor that the edges read at their destinations, and power's partial gradients for p."""
+    grad = results.grad
     if aggr == "add":
         return grad, None
     num_dst, channels = grad.shape
@@ -323,10 +280,7 @@ def _pack(grad, out, stat, stat2, aggr, block_d) -> tuple[Tensor, Tensor | None]
     launch(
         gpu_backward.pack,
         (num_packs, num_blocks),
-        grad,
-        out,
-        stat,
-        stat2,
+        *results,
         pairs,
         power_sums,
         is_gentle,

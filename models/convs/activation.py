@@ -45,7 +45,8 @@ def norm_relu_dropout(
     if seed is None:
         seed = draw_seed(x) if dropout else torch.zeros(1, dtype=torch.int64, device=x.device)
     # As autocast has it: norms compute and return float32.
-    return fused.forward(x.float(), norm.weight, norm.bias, seed, norm.eps, dropout)[0]
+    call = fused.NormCall(x.float(), norm.weight, norm.bias, seed, norm.eps, dropout)
+    return fused.forward(call)[0]
 
 
 def draw_mask(

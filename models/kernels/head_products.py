@@ -89,17 +89,7 @@ class _MultiplyHeads(torch.autograd.Function):
 
 def _call(name: str, x: Tensor, weight: Tensor, **others: Tensor) -> None:
     num_relations, heads, width, _ = weight.shape
-    getattr(LIBRARY.get(), name)(
-        ctypes.byref(
-            fill(
-                HeadProblem,
-                {"weight": weight, **others},
-                x=x.data_ptr(),
-                num_rows=x.size(0),
-                num_relations=num_relations,
-                heads=heads,
-                width=width,
-                x_stride=x.stride(0),
-            )
-        )
-    )
+    sizes = dict(num_rows=x.size(0), num_relations=num_relations, heads=heads, width=width)
+    values = {"weight": weight, **others}
+    problem = fill(HeadProblem, values, x=x.data_ptr(), x_stride=x.stride(0), **sizes)
+    getattr(LIBRARY.get(), name)(ctypes.byref(problem))

@@ -6,6 +6,7 @@ library is a hash of its sources.
 
 import ctypes
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def read_structure(
         counts: constants that its arrays have as lengths.
 
     Returns:
-        A class, whose `wide` names the tensor of each field that says whether an index tensor is int64.
+        A class, whose `wide` names the field that says whether an index tensor is int64, by the tensor's name.
 
     Raises:
         ValueError: the file has no such struct, or a field has another form.
@@ -61,28 +62,31 @@ def read_structure(
                 )
             field = ctypes.c_void_p if found[1] else known[kind]
             fields.append((found[2], field * counts[found[3]] if found[3] else field))
-    wide = {field: field.removesuffix("_wide") for field, _ in fields if field.endswith("_wide")}
+    wide = {field.removesuffix("_wide"): field for field, _ in fields if field.endswith("_wide")}
     text = f"The struct {name} of {path.name}."
     return type(name, (ctypes.Structure,), {"_fields_": fields, "wide": wide, "__doc__": text})
 
 
-def fill(structure: Any, tensors: dict[str, Tensor | None], **numbers) -> Any:
+def fill(structure: Any, values: Mapping[str, Any], **numbers) -> Any:
     """Fill a structure with numbers and with the addresses of tensors, made contiguous, which it keeps alive.
 
     The number of threads, and whether an index tensor is int64 (``ptr_wide`` of ``ptr``), are added where the structure
     has fields for them.
+
+    Args:
+        values: tensors, numbers and nones by name; those for which the structure has no field are left out.
+        numbers: other fields. They count where `values` has the same name.
     """
-    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    wide = {
-        field: kept[name].dtype == torch.int64
-        for field, name in structure.wide.items()
-        if name in kept
-    }
-    filled = structure(
-        **numbers,
-        **wide,
-        num_threads=torch.get_num_threads(),
-        **{name: tensor.data_ptr() for name, tensor in kept.items()},
-    )
-    filled.kept = kept
+    known = {name for name, _ in structure._fields_} - numbers.keys()
+    given = {name: values[name] for name in known & values.keys() if values[name] is not None}
+    filled = structure(num_threads=torch.get_num_threads(), **numbers)
+    filled.kept = []
+    for name, value in given.items():
+        if isinstance(value, Tensor):
+            kept = value.contiguous()
+            filled.kept.append(kept)
+            value = kept.data_ptr()
+            if name in structure.wide:
+                setattr(filled, structure.wide[name], kept.dtype == torch.int64)
+        setattr(filled, name, value)
     return filled

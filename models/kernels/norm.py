@@ -2,6 +2,7 @@
 
 import ctypes
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,119 +19,77 @@ LIBRARY = NativeLibrary(
 )
 
 
-def _call(function, x, seed, eps, dropout, **tensors) -> None:
-    function(
-        ctypes.byref(
-            fill(
-                NormProblem,
-                {"x": x, **tensors},
-                num_rows=x.size(0),
-                channels=x.size(1),
-                seed=int(seed),
-                eps=eps,
-                dropout=dropout,
-            )
-        )
-    )
+class NormCall(NamedTuple):
+    """The arguments of :func:`forward`.
 
-
-def allocate_outputs(x):
-    """Allocate the three results of :func:`forward`."""
-    return x.new_empty(x.shape), x.new_empty(x.size(0)), x.new_empty(x.size(0))
-
-
-@operator("norm_relu_dropout", allocate_outputs)
-def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float, dropout: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute ``dropout(relu(layer_norm(x)))``.
-
-    Args:
+    Attributes:
         x: [num_rows, channels], float32.
         weight: [channels], float32.
         bias: [channels], float32.
         seed: one int64; it decides which elements are dropped.
         eps: added to each row's variance.
         dropout: probability that an element is dropped; 0 drops none.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    seed: Tensor
+    eps: float
+    dropout: float
+
+
+def _run(function, call: NormCall, **tensors) -> None:
+    num_rows, channels = call.x.shape
+    values = call._asdict() | tensors
+    sizes = dict(num_rows=num_rows, channels=channels, seed=int(call.seed))
+    function(ctypes.byref(fill(NormProblem, values, **sizes)))
+
+
+def allocate_outputs(call):
+    """Allocate the three results of :func:`forward`."""
+    x = call.x
+    return x.new_empty(x.shape), x.new_empty(x.size(0)), x.new_empty(x.size(0))
+
+
+@operator("norm_relu_dropout", allocate_outputs)
+def forward(call: NormCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute ``dropout(relu(layer_norm(x)))``.
 
     Returns:
         The result [num_rows, channels], each row's mean [num_rows], and 1 / its standard deviation [num_rows].
     """
-    out, mean, scale = allocate_outputs(x)
-    _call(
-        LIBRARY.get().norm_forward,
-        x,
-        seed,
-        eps,
-        dropout,
-        weight=weight,
-        bias=bias,
-        out=out,
-        mean=mean,
-        scale=scale,
-    )
+    out, mean, scale = allocate_outputs(call)
+    _run(LIBRARY.get().norm_forward, call, out=out, mean=mean, scale=scale)
     return out, mean, scale
 
 
-def _allocate_gradients(x, weight):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+def _allocate_gradients(call):
+    return tuple(tensor.new_empty(tensor.shape) for tensor in call[:3])
 
 
 @operator("norm_relu_dropout_backward", _allocate_gradients)
 def backward(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    seed: Tensor,
-    eps: float,
-    dropout: float,
+    grad: Tensor, mean: Tensor, scale: Tensor, call: NormCall
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`forward` for x, weight and bias from the gradient `grad` of its result."""
-    grads = _allocate_gradients(x, weight)
-    names = "grad_x", "grad_weight", "grad_bias"
-    _call(
-        LIBRARY.get().norm_backward,
-        x,
-        seed,
-        eps,
-        dropout,
-        weight=weight,
-        bias=bias,
-        mean=mean,
-        scale=scale,
-        gradient=grad,
-        **dict(zip(names, grads, strict=True)),
-    )
+    grads = _allocate_gradients(call)
+    named = dict(zip(("grad_x", "grad_weight", "grad_bias"), grads, strict=True))
+    _run(LIBRARY.get().norm_backward, call, gradient=grad, mean=mean, scale=scale, **named)
     return grads
 
 
-def _setup_context(ctx, inputs, output):
-    x, weight, bias, seed, ctx.eps, ctx.dropout = inputs
-    _, mean, scale = output
-    ctx.mark_non_differentiable(mean, scale)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, mean, scale, weight, bias, seed)
+def _differentiate(needed, gradients, kept, call):
+    grad = gradients[0]
+    if not torch.is_grad_enabled():
+        return dict(zip(NormCall._fields, backward(grad, *kept, call)))
+    # Gradients that have gradients themselves, in plain torch. The dropout factor of each element depends only on the
+    # seed.
+    x, weight, bias, _, eps, _ = call
+    zeros, ones = torch.zeros_like(weight), torch.ones_like(bias)
+    factor = forward(call._replace(x=torch.zeros_like(x), weight=zeros, bias=ones))[0]
+    out = torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps).relu() * factor
+    return differentiate_again(needed, out, call._asdict(), grad)
 
 
-def _backward(ctx, grad, _, __):
-    if grad is None:
-        return (None,) * 6
-    if torch.is_grad_enabled():
-        return *_differentiate_twice(ctx, grad), None, None, None
-    return *backward(grad, *ctx.saved_tensors, ctx.eps, ctx.dropout), None, None, None
-
-
-def _differentiate_twice(ctx, grad):
-    """Compute gradients that have gradients themselves, in plain torch."""
-    x, _, _, weight, bias, seed = ctx.saved_tensors
-    # The dropout factor of each element, which depends only on the seed.
-    ones, zeros = torch.ones_like(bias), torch.zeros_like(weight)
-    kept = forward(torch.zeros_like(x), zeros, ones, seed, ctx.eps, ctx.dropout)[0]
-    out = torch.nn.functional.layer_norm(x, weight.shape, weight, bias, ctx.eps).relu() * kept
-    return differentiate_again(ctx, range(3), out, (x, weight, bias), grad)
-
-
-forward.register_autograd(_backward, setup_context=_setup_context)
+forward.register_autograd(_differentiate, lambda output, call: (output[1:], output[1:]))

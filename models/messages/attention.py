@@ -1,16 +1,22 @@
 """Attention along edges as one operator: scores, softmax over the edges of a destination, dropout and weighted sum."""
 
 import functools
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from parallel_epochs.models.edge_index import check_edges
 from parallel_epochs.models.kernels.choose import Fused
-from parallel_epochs.models.messages import attention_fused, attention_ops, attention_reference
+from parallel_epochs.models.messages import attention_ops, attention_reference
+from parallel_epochs.models.messages.attention_reference import DIFFERENTIABLE, AttentionCall
 from parallel_epochs.models.messages.scores import SCORES
+from parallel_epochs.models.structure import find_structure, find_structure_with_loops
 
 KERNEL = Fused("attention", attention_ops, "gpu_attention")
+# Largest numbers of channels of a head and of edge features that the GPU kernel holds in its registers.
+MAX_CHANNELS, MAX_EDGE_DIM = 512, 64
 
 
 def attention(
@@ -73,11 +79,6 @@ def attention(
         num_dst = message.size(0) if target is None else target.size(0)
     if edge_attr is None or weight is None or edge_attr.size(1) == 0:
         edge_attr = weight = loop_attr = None
-    tensors = message, source, target, edge_attr, loop_attr, weight, att
-    _check(*tensors, edge_index, score, num_dst, num_loops)
-    for name, share in (("dropout", dropout), ("edge_dropout", edge_dropout)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must be in [0, 1], not {share}")
     if seed is None:
         drops = dropout or edge_dropout
         place = message.device  # of whose random state a CUDA graph draws anew in each replay
@@ -86,98 +87,103 @@ def attention(
             if drops
             else torch.zeros(1, dtype=torch.int64, device=place)
         )
+    call = AttentionCall(
+        message=message,
+        source=source,
+        target=target,
+        edges=(),
+        attr=edge_attr,
+        loop_attr=loop_attr,
+        weight=weight,
+        att=att,
+        seed=seed.to(message.device),
+        score=score,
+        slope=float(negative_slope),
+        dropout=float(dropout),
+        edge_dropout=float(edge_dropout),
+        num_positions=edge_index.size(1) + (num_loops or 0),
+    )
+    _check(call, edge_index, num_dst, num_loops)
     dtype = functools.reduce(
         torch.promote_types,
         (tensor.dtype for tensor in (message, source, target, att) if tensor is not None),
     )
-    reason = _why_reference(tensors, kernel, score)
-    run = attention_reference.attention if reason else attention_fused.attention
-    message, source, target, edge_attr, loop_attr, weight, att = _widen(*tensors, reason)
-    out, weights = run(
-        message,
-        source,
-        target,
-        edge_index,
-        edge_attr,
-        loop_attr,
-        weight,
-        att,
-        seed.to(message.device),
-        score=score,
-        slope=negative_slope,
-        dropout=dropout,
-        edge_dropout=edge_dropout,
-        num_dst=num_dst,
-        num_loops=num_loops,
-        **({} if reason else {"return_weights": return_weights}),
-    )
+    reason = KERNEL.why_reference(kernel, message.device.type, lambda: _why_not_fused(call))
+    call = call.change(partial(_widen, call=call, is_reference=bool(reason)))
+    if reason:
+        out, weights = attention_reference.attention(call, edge_index, num_dst, num_loops)
+    else:
+        out, weights = attend_fused(call, edge_index, num_dst, num_loops, return_weights)
     return (out.to(dtype), weights.to(dtype)) if return_weights else out.to(dtype)
 
 
-def _widen(message, source, target, edge_attr, loop_attr, weight, att, reason):
-    """Cast 16 bits to float32, except for what the GPU kernel reads as it is: nodes and edge features of one dtype."""
-    tensors = message, source, target, edge_attr, loop_attr, weight, att
-    kept = (
-        ()
-        if reason or not message.is_cuda
-        else (message, source, target)
-        + (
-            (edge_attr, loop_attr)
-            if loop_attr is None or loop_attr.dtype == edge_attr.dtype
-            else ()
-        )
+def attend_fused(
+    call: AttentionCall, edge_index: Tensor, num_dst: int, num_loops: int | None, returns: bool
+) -> tuple[Tensor, Tensor]:
+    """Compute :func:`attention_reference.attention` without a tensor of edges x channels: sort the edges, and call the
+    kernel. The weights have no elements unless they are returned.
+    """
+    message = call.message
+    tensors = (getattr(call, name) for name in DIFFERENTIABLE)
+    by_source = (
+        attention_ops.needs_sources(call.score, message, call.attr)
+        and torch.is_grad_enabled()
+        and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     )
-    return [
-        tensor.float()
-        if tensor is not None
-        and tensor.dtype.itemsize == 2
-        and not any(tensor is other for other in kept)
-        else tensor
-        for tensor in tensors
-    ]
+    if num_loops is None:
+        edges = find_structure(edge_index, message.size(0), num_dst, by_source=by_source)
+    else:
+        edges = find_structure_with_loops(edge_index, message.size(0), num_dst, num_loops)
+    target = call.target
+    if target is None:
+        target = message.new_zeros((num_dst, message.size(1)))
+    out, _, weights = attention_ops.forward(call._replace(target=target, edges=edges), returns)
+    return out, weights
 
 
-def _check(
-    message,
-    source,
-    target,
-    edge_attr,
-    loop_attr,
-    weight,
-    att,
-    edge_index,
-    score,
-    num_dst,
-    num_loops,
-) -> None:
+def _widen(tensor: Tensor, call: AttentionCall, is_reference: bool) -> Tensor:
+    """Cast 16 bits to float32, except for what the GPU kernel reads as it is: nodes and edge features of one dtype."""
+    if tensor.dtype.itemsize != 2:
+        return tensor
+    kept: tuple = ()
+    if tensor.is_cuda and not is_reference:
+        kept = (call.message, call.source, call.target)
+        if call.loop_attr is None or call.loop_attr.dtype == call.attr.dtype:
+            kept += (call.attr, call.loop_attr)
+    return tensor if any(tensor is other for other in kept) else tensor.float()
+
+
+def _check(call: AttentionCall, edge_index: Tensor, num_dst: int, num_loops: int | None) -> None:
+    score, message = call.score, call.message
     if score not in SCORES:
         raise ValueError(f"score={score} is unknown; choose one of {', '.join(SCORES)}")
+    for name in ("dropout", "edge_dropout"):
+        if not 0 <= getattr(call, name) <= 1:
+            raise ValueError(f"{name} must be in [0, 1], not {getattr(call, name):g}")
     if message.dim() != 3 or not message.is_floating_point():
         raise ValueError(
             f"message is {message.dtype} of shape {tuple(message.shape)}, but must be floating point "
             "[num_src, heads, channels]"
         )
-    if (
-        edge_index.dim() != 2
-        or edge_index.size(0) != 2
-        or edge_index.dtype not in (torch.int32, torch.int64)
-    ):
-        raise ValueError(
-            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
-            f"int64 [2, num_edges]"
-        )
+    check_edges(edge_index)
     num_src, heads, channels = message.shape
     kind = SCORES[score]
     vector = (heads,) if kind.by_head else (heads, channels)
-    edge_dim = None if weight is None else weight.size(-1)
+    edge_dim = None if call.weight is None else call.weight.size(-1)
     rows = heads if kind.by_head else heads * channels
+    has_loops = call.attr is not None and bool(num_loops)
     for name, tensor, expected, needed in (
-        ("source", source, (num_src, *vector) if kind.reads_source else None, kind.reads_source),
-        ("target", target, (num_dst, *vector), kind.needs_target),
-        ("att", att, (heads, channels) if kind.reads_att else None, kind.reads_att),
-        ("weight", weight, (rows, edge_dim), False),
-        ("edge_attr", edge_attr, (edge_index.size(1), edge_dim), False),
-        ("loop_attr", loop_attr, (num_loops, edge_dim), edge_attr is not None and bool(num_loops)),
+        (
+            "source",
+            call.source,
+            (num_src, *vector) if kind.reads_source else None,
+            kind.reads_source,
+        ),
+        ("target", call.target, (num_dst, *vector), kind.needs_target),
+        ("att", call.att, (heads, channels) if kind.reads_att else None, kind.reads_att),
+        ("weight", call.weight, (rows, edge_dim), False),
+        ("edge_attr", call.attr, (edge_index.size(1), edge_dim), False),
+        ("loop_attr", call.loop_attr, (num_loops, edge_dim), has_loops),
     ):
         if tensor is None and not needed:
             continue
@@ -194,24 +200,17 @@ def _check(
             )
 
 
-def _why_reference(tensors, kernel: str, score: str) -> str:
-    """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
-    return KERNEL.why_reference(
-        kernel, tensors[0].device.type, lambda: _why_not_fused(score, *tensors)
-    )
-
-
-def _why_not_fused(score, message, *others) -> str:
-    if message.device.type not in SCORES[score].kernels and message.device.type in ("cpu", "cuda"):
-        return f"there is no kernel of score={score} on '{message.device.type}'"
-    for tensor in (message, *others):
+def _why_not_fused(call: AttentionCall) -> str:
+    device, channels = call.message.device.type, call.message.size(-1)
+    edge_dim = 0 if call.attr is None else call.attr.size(1)
+    if device not in SCORES[call.score].kernels and device in ("cpu", "cuda"):
+        return f"there is no kernel of score={call.score} on '{device}'"
+    for name in DIFFERENTIABLE:
+        tensor = getattr(call, name)
         if tensor is not None and tensor.dtype == torch.float64:
             return "a tensor has dtype torch.float64, but the kernel computes in float32"
-    edge_attr = others[2] if others else None
-    return (
-        attention_fused.why_too_wide(
-            message.size(-1), 0 if edge_attr is None else edge_attr.size(1)
-        )
-        if message.is_cuda
-        else ""
-    )
+    if device == "cuda" and channels > MAX_CHANNELS:
+        return f"a head has {channels} channels, and the GPU kernel takes up to {MAX_CHANNELS}"
+    if device == "cuda" and edge_dim > MAX_EDGE_DIM:
+        return f"edge_attr has {edge_dim} features, and the GPU kernel encodes up to {MAX_EDGE_DIM}"
+    return ""

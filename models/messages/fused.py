@@ -72,7 +72,7 @@ def update_all(call: Call, reduce: str) -> Tensor:
                 call._replace(name=f"{name}_mul_v", operands=call.operands | {"v": share}),
                 None,
             )
-    out, _, _ = ops.update_all(*_operands(call), structure, num_src, call.name, reduce, save)
+    out, _, _ = ops.update_all(_describe(call, structure, num_src, reduce), save)
     return (out if share is None else out * share).to(call.dtype)
 
 
@@ -86,9 +86,8 @@ def apply_edges(call: Call) -> Tensor:
         num_dst = structure[0].numel() - 1
     ends = plain_edges(edge_index)
     try:
-        return ops.apply_edges(
-            *_operands(call), ends, structure, num_src, num_dst, call.name, call.dtype
-        )
+        given = _describe(call, structure, num_src, "none")
+        return ops.apply_edges(given, ends, num_dst, call.dtype)
     except IndexError:
         check_ends(ends, call.num_src, call.num_dst)
         raise
@@ -144,7 +143,8 @@ def _bound(count: int | None) -> int:
     return torch.iinfo(torch.int64).max if count is None else count
 
 
-def _operands(call: Call) -> tuple[Tensor | None, ...]:
-    """Return u, v and e. Those of nodes are cast to float32; the kernel reads 16 bits of edges as they are."""
+def _describe(call: Call, edges: Sequence[Tensor | None], num_src: int, reduce: str):
+    """Return what the operators take. Nodes are cast to float32; the kernel reads 16 bits of edges as they are."""
     u, v, e = (call.get(name) for name in "uve")
-    return None if u is None else u.float(), None if v is None else v.float(), e
+    u, v = (None if nodes is None else nodes.float() for nodes in (u, v))
+    return ops.MessageCall(u, v, e, edges, num_src, call.name, reduce)

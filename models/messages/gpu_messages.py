@@ -3,7 +3,6 @@
 Chunks, blocks and the order of sums depend only on the sizes, never on the machine. Nothing waits for the device.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,26 +10,23 @@ import triton
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import gpu
+from parallel_epochs.models.kernels.operator import contiguous
 from parallel_epochs.models.kernels.walk import Edges, record
 from parallel_epochs.models.messages import gpu_messages_kernels, ops
 from parallel_epochs.models.messages.inputs import MESSAGES
+from parallel_epochs.models.messages.ops import MessageCall
 from parallel_epochs.models.structure import Structure
 
 
-def _describe(
-    message: str,
-    reduce: str,
-    operands: dict[str, Tensor],
-    shape: torch.Size,
-    group: int | None = None,
-) -> dict[str, Any]:
+def _describe(call: MessageCall, group: int | None = None) -> dict[str, Any]:
     """Return the fields of a record that are those of :data:`gpu_messages_kernels.MESSAGES`.
 
     Args:
         group: channels of a program, or none: as many as are good.
     """
     fields: dict[str, Any] = {}
-    names = (*MESSAGES[message].names, "")
+    message, operands, shape = MESSAGES[call.message], call.operands, call.full_shape
+    names = (*message.names, "")
     for side, name in zip(("left", "right"), names[:2], strict=True):
         operand, columns, width = operands.get(name), None, 0
         if operand is not None:
@@ -45,48 +41,37 @@ def _describe(
     channels = shape.numel()
     group = group or min(128, max(16, triton.next_power_of_2(channels)))
     return fields | dict(
-        OPERATION=MESSAGES[message].operation,
-        REDUCE=reduce,
+        OPERATION=message.operation,
+        REDUCE=call.reduce,
         D=channels,
         GROUP=group,
         BLOCK_D=max(16, triton.next_power_of_2(group)),
     )
 
 
-def _plan(call: dict[str, Any], order: tuple, num_others: int) -> tuple[Edges, tuple, int]:
+def _plan(fields: dict[str, Any], order: tuple, num_others: int) -> tuple[Edges, tuple, int]:
     """Return the edges, the grid, and the number of warps of a program."""
-    ptr, other, position = gpu.make_contiguous(*order)
-    block = call["BLOCK_D"]
-    block_e = max(4, min(32, 512 // block))
-    cut = gpu.plan(ptr, other, num_others, position, other.numel(), block_e)
-    grid = cut.rows.size(1), triton.cdiv(call["D"], call["GROUP"])
+    block = fields["BLOCK_D"]
+    cut = gpu.plan(contiguous(order), num_others, None, max(4, min(32, 512 // block)))
+    grid = cut.rows.size(1), triton.cdiv(fields["D"], fields["GROUP"])
     return cut, grid, 1 if block <= 128 else 4
 
 
-def update_all(
-    u: Tensor | None,
-    v: Tensor | None,
-    e: Tensor | None,
-    edges: Sequence[Tensor | None],
-    num_src: int,
-    message: str,
-    reduce: str,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def update_all(call: MessageCall, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`ops.update_all` for sum, max and min."""
-    out, stat, stat2 = ops.allocate_rows(u, v, e, edges, message, reduce, save)
+    out, stat, stat2 = ops.allocate_rows(call, save)
     if out.numel() == 0:
         return out, stat, stat2
-    call = _describe(message, reduce, ops.named(u, v, e), out.shape[1:])
-    cut, grid, num_warps = _plan(call, Structure(*edges).by_destination, num_src)
-    num_states = 1 if reduce == "sum" else 3
+    fields = _describe(call)
+    cut, grid, num_warps = _plan(fields, Structure(*call.edges).by_destination, call.num_src)
+    num_states = 1 if call.reduce == "sum" else 3
     with torch.cuda.device_of(out):
         given = record(
             gpu_messages_kernels.Forward,
-            **call,
+            **fields,
             out=out,
             ties=stat if stat.numel() else None,
-            partial=out.new_empty((2 * grid[0], num_states, call["D"])),
+            partial=out.new_empty((2 * grid[0], num_states, fields["D"])),
             STATES=num_states,
         )
         gpu.launch(gpu_messages_kernels.forward, grid, cut, given, num_warps=num_warps)
@@ -95,105 +80,53 @@ def update_all(
 
 
 def backward(
-    grad: Tensor,
-    out: Tensor | None,
-    stat: Tensor | None,
-    stat2: Tensor | None,
-    u: Tensor | None,
-    v: Tensor | None,
-    e: Tensor | None,
-    edges: Sequence[Tensor | None],
-    num_src: int,
-    message: str,
-    reduce: str,
-    needed: str,
+    results: ops.MessageResults, call: MessageCall, needed: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`ops.backward` for sum, max and min."""
-    operands, shape, structure = ops.named(u, v, e), grad.shape[1:], Structure(*edges)
-    factor, second = ops.find_factors(grad, out, stat, stat2, reduce)
-    grads = ops.allocate_gradients(u, v, e, needed)
-    sides = {name: side + 1 for side, name in enumerate(MESSAGES[message].names) if name in needed}
-    full = {
-        name: grad.new_empty((operands[name].size(0), *shape)) for name in "uv" if name in needed
-    }
-    common = message, reduce, operands, shape, factor, second
+    structure = Structure(*call.edges)
+    factors = contiguous(ops.find_factors(results, call.reduce))
+    sides, grads, full = ops.prepare_gradients(call, needed, factors[0])
     if "u" in needed:
-        _run_backward(
-            *common,
-            structure.by_source,
-            structure.indptr.size(0) - 1,
-            by_source=True,
-            row_side=sides["u"],
-            grad_row=full["u"],
-        )
+        fields = dict(BY_SOURCE=True, ROW_SIDE=sides["u"], grad=full["u"], EDGE_SIDE=0)
+        num_dst = structure.indptr.size(0) - 1
+        _run_backward(call, factors, structure.by_source, num_dst, fields, None)
     if "v" in needed or "e" in needed:
-        _run_backward(
-            *common,
-            structure.by_destination,
-            num_src,
-            by_source=False,
-            row_side=sides.get("v", 0),
-            grad_row=full.get("v"),
-            edge_side=sides.get("e", 0),
-            grad_edge=grads[2],
-        )
-    first, other = (
-        ops.sum_to(full[name], operands[name]) if name in full else empty
-        for name, empty in zip("uv", grads)
-    )
-    return first, other, grads[2]
+        fields = dict(BY_SOURCE=False, ROW_SIDE=sides.get("v", 0), grad=full.get("v"))
+        fields |= dict(EDGE_SIDE=sides.get("e", 0))
+        order = structure.by_destination
+        _run_backward(call, factors, order, call.num_src, fields, grads[2])
+    return ops.sum_gradients(call, grads, full)
 
 
-def _run_backward(
-    message,
-    reduce,
-    operands,
-    shape,
-    factor,
-    best,
-    order,
-    num_others,
-    *,
-    by_source,
-    row_side,
-    grad_row,
-    edge_side=0,
-    grad_edge=None,
-) -> None:
+def _run_backward(call, factors, order, num_others, fields, grad_edge) -> None:
     """Write the gradients of the operand of the rows and of that of the edges.
 
     Args:
-        factor: gradient of each message that counts [num_dst, *shape].
-        best: the maxima or minima; a sum needs none.
+        factors: gradient of each message that counts [num_dst, *shape], and the maxima or minima; a sum needs none.
     """
-    channels, width = (
-        shape.numel(),
-        operands["e"][0].numel() if edge_side and len(operands["e"]) else 0,
-    )
+    factor, best = factors
+    channels, e, width = call.full_shape.numel(), call.e, 0
+    if fields["EDGE_SIDE"] and len(e):
+        width = e[0].numel()
     if channels == 0 or order[0].numel() == 1:
         return
     group = channels // width if 0 < width < channels else None
-    call = _describe(message, reduce, operands, shape, group)
-    cut, grid, num_warps = _plan(call, order, num_others)
-    factor, best = gpu.make_contiguous(factor, best)
+    fields = _describe(call, group) | fields
+    cut, grid, num_warps = _plan(fields, order, num_others)
     with torch.cuda.device_of(factor):
-        partial = factor.new_empty((2 * grid[0], channels)) if row_side else None
+        partial = factor.new_empty((2 * grid[0], channels)) if fields["ROW_SIDE"] else None
         given = record(
             gpu_messages_kernels.Backward,
-            **call,
+            **fields,
             factor=factor,
             best=best,
-            grad=grad_row,
             partial=partial,
-            grad_edge=grad_edge if edge_side else None,
-            BY_SOURCE=by_source,
-            ROW_SIDE=row_side,
-            EDGE_SIDE=edge_side,
+            grad_edge=grad_edge if fields["EDGE_SIDE"] else None,
             EDGE_WIDTH=width,
         )
         gpu.launch(gpu_messages_kernels.backward, grid, cut, given, num_warps=num_warps)
-        if row_side:
-            gpu.merge_sums(cut, grad_row, partial)
+        if partial is not None:
+            gpu.merge_sums(cut, fields["grad"], partial)
 
 
 def register(device_type: str = "cuda") -> None:

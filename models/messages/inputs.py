@@ -9,7 +9,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from parallel_epochs.models.edge_index import from_sparse_tensor, from_torch_sparse
+from parallel_epochs.models.edge_index import check_edges, from_sparse_tensor, from_torch_sparse
 from parallel_epochs.models.messages.operations import OPERATIONS
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
@@ -131,15 +131,7 @@ def _read_edges(edge_index) -> tuple[Tensor, tuple[int | None, int | None]]:
         return from_sparse_tensor(edge_index), (edge_index.size(1), edge_index.size(0))
     if is_torch_sparse_tensor(edge_index):
         return from_torch_sparse(edge_index)[0], (edge_index.size(1), edge_index.size(0))
-    if (
-        edge_index.dim() != 2
-        or edge_index.size(0) != 2
-        or edge_index.dtype not in (torch.int32, torch.int64)
-    ):
-        raise ValueError(
-            f"edge_index is {edge_index.dtype} of shape {tuple(edge_index.shape)}, but must be int32 or "
-            f"int64 [2, num_edges]"
-        )
+    check_edges(edge_index)
     return edge_index, edge_index.sparse_size() if isinstance(edge_index, EdgeIndex) else (
         None,
         None,

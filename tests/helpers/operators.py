@@ -5,4 +5,7 @@ import torch
 
 def opcheck(operator, arguments: tuple, **options) -> None:
     """Check fake tensors, derivatives and compilation of a `models.kernels.operator.Operator`."""
-    torch.library.opcheck(operator.definition, arguments, **options)
+    flat: list = []
+    for kind, argument in zip(operator._kinds, arguments, strict=True):
+        flat += [argument] if kind is None else argument
+    torch.library.opcheck(operator.definition, tuple(flat), **options)

@@ -1,13 +1,16 @@
 """Cases for the Triton kernels of attention, run by test_gpu.py in a process of their own."""
 
+import importlib
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel_epochs.models import structure
 from parallel_epochs.models.aggregate import gpu
-from parallel_epochs.models.messages import attention_fused, attention_ops, gpu_attention
+from parallel_epochs.models.messages import attention_ops, gpu_attention
 from parallel_epochs.models.messages.attention import SCORES, attention
+from parallel_epochs.models.messages.attention_reference import AttentionCall
 from tests.helpers.operators import opcheck
 from tests.helpers.triton_process import choose_device, more
 from tests.models.conftest import poisoned_memory  # noqa: F401 (a fixture)
@@ -123,22 +126,11 @@ def test_16_bits_are_read_as_they_are(score, dtype):
             else value.to(DEVICE, dtype).to(torch.float32 if name in ("weight", "att") else kind)
             for name, value in tensors.items()
         )
-        rest = (
-            attr,
-            None,
-            weight,
-            att,
-            torch.zeros(1, dtype=torch.int64, device=DEVICE),
-            score,
-            0.2,
-            0.0,
-            0.0,
-            12,
-        )
-        out, lse, _ = attention_ops.forward(message, source, target, order, *rest, False)
-        grads = attention_ops.backward(
-            out.cos(), out, lse, message, source, target, order, *rest, True
-        )
+        seed = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+        nodes, edges = (message, source, target, order), (attr, None, weight, att, seed)
+        call = AttentionCall(*nodes, *edges, score, 0.2, 0.0, 0.0, 12)
+        out, lse, _ = attention_ops.forward(call, False)
+        grads = attention_ops.backward(out.cos(), out, lse, call, True)
         assert (
             grads[0].dtype == grads[3].dtype == kind
             and out.dtype == grads[5].dtype == torch.float32
@@ -157,23 +149,20 @@ def test_operators():
     ]
     order = structure.find_structure(edge_index.to(DEVICE), 5, 4, by_source=True)
     seed = torch.tensor([3], device=DEVICE)
-    opcheck(
-        attention_ops.forward, (*given[:3], order, *given[3:], seed, "gat", 0.2, 0.1, 0.1, 8, False)
-    )
+    call = AttentionCall(*given[:3], order, *given[3:], seed, "gat", 0.2, 0.1, 0.1, 8)
+    opcheck(attention_ops.forward, (call, False))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tensors_on_a_gpu_choose_these_kernels(dtype, monkeypatch):
     """They are read as they are, and backward will need both orders of the edges."""
-    fused, seen = attention_fused.attention, []
+    module = importlib.import_module("parallel_epochs.models.messages.attention")
+    fused, seen = module.attend_fused, []
     monkeypatch.setattr(
-        attention_fused,
-        "attention",
-        lambda message, *args, **options: (
-            seen.append(message.dtype),
-            fused(message, *args, **options),
-        )[1],
+        module,
+        "attend_fused",
+        lambda call, *args: (seen.append(call.message.dtype), fused(call, *args))[1],
     )
     with FakeTensorMode():
         tensors = dict(

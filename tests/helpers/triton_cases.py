@@ -246,19 +246,10 @@ def test_edges_outside_of_the_graph():
         with pytest.raises(
             RuntimeError, match="an edge has an end or a row of features that does not exist"
         ):
-            ops.forward(
-                inputs["x"][:5],
-                structure,
-                None,
-                None,
-                None,
-                None,
-                torch.ones(1),
-                "add",
-                1e-7,
-                *LIMITS,
-                False,
-            )
+            nothing = (None,) * 4
+            x, param = inputs["x"][:5], torch.ones(1)
+            call = ops.AggregateCall(x, structure, *nothing, param, "add", 1e-7, *LIMITS)
+            ops.forward(call, False)
 
 
 @pytest.mark.parametrize(
@@ -278,30 +269,17 @@ def test_operators(aggr, features, dtype):
     )
     structure = sorting.sort_edges(edge_index.to(DEVICE), 12, 9)
     param = torch.tensor([1.5], device=DEVICE, requires_grad=aggr != "max")
-    opcheck(ops.forward, (x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True))
+    call = ops.AggregateCall(x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS)
+    opcheck(ops.forward, (call, True))
     opcheck(sorting.sort_edges, (edge_index.to(DEVICE), 12, 9))
     with torch.no_grad():
-        outputs = ops.forward(
-            x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True
-        )
-    inputs = attr, weight, bias, None, param
-    given = (None if value is None else value.detach() for value in inputs)
-    opcheck(
-        ops.backward,
-        (
-            grad.to(DEVICE),
-            *outputs,
-            x.detach(),
-            structure,
-            *given,
-            aggr,
-            1e-7,
-            *LIMITS,
-            attr is not None,
-            weight is not None,
-            False,
-        ),
+        results = ops.AggregateResults(grad.to(DEVICE), *ops.forward(call, True))
+    given = {name: getattr(call, name) for name in ops.DIFFERENTIABLE}
+    call = call._replace(
+        **{name: None if value is None else value.detach() for name, value in given.items()}
     )
+    needed = ops.Needed(attr is not None, weight is not None, False)
+    opcheck(ops.backward, (results, call, needed))
 
 
 @pytest.mark.parametrize(
@@ -310,7 +288,7 @@ def test_operators(aggr, features, dtype):
 def test_chunks_cover_every_row_and_edge_once(degrees):
     ptr = torch.tensor([0, *degrees]).cumsum(0)
     other = torch.zeros(int(ptr[-1]), dtype=torch.int64)
-    cut = gpu.plan(ptr, other, 1, None, 0)
+    cut = gpu.plan((ptr, other, None), 1, 0)
     row_of = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees) + 1)  # of each item
     cuts = cut.cuts.tolist()
     assert cuts[0] == 0 and cuts[-1] == row_of.numel()
@@ -320,7 +298,7 @@ def test_chunks_cover_every_row_and_edge_once(degrees):
     for row, degree in enumerate(degrees):
         inside = [item for item in cuts[1:-1] if row_of[item] == row == row_of[item - 1]]
         assert not inside or degree + 1 > cut.chunk_items == gpu.MIN_CHUNK
-    assert gpu.plan(ptr, other, 1, None, 0).cuts is cut.cuts
+    assert gpu.plan((ptr, other, None), 1, 0).cuts is cut.cuts
 
 
 @pytest.mark.parametrize("t", [1e6, 1e10, -1e12])

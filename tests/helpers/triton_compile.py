@@ -17,7 +17,8 @@ from triton.backends.compiler import GPUTarget
 from parallel_epochs.models.aggregate import gpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE
 from parallel_epochs.models.kernels import sorting
-from parallel_epochs.models.messages import gpu_attention, gpu_messages
+from parallel_epochs.models.messages import gpu_attention, gpu_messages, ops as message_ops
+from parallel_epochs.models.messages.attention_reference import AttentionCall
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.messages.scores import SCORES
 
@@ -93,28 +94,10 @@ def compile_problem(
         attr = torch.zeros(2000, edge_dim, dtype=dtype)
         weight, bias = torch.zeros(channels, edge_dim), torch.zeros(channels)
     param = torch.zeros(1)
-    out, stat, stat2 = gpu.forward(
-        x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS, True
-    )
-    gpu.backward(
-        out,
-        out,
-        stat,
-        stat2,
-        x,
-        structure,
-        attr,
-        weight,
-        bias,
-        None,
-        param,
-        aggr,
-        1e-7,
-        *LIMITS,
-        need_attr,
-        weight is not None,
-        False,
-    )
+    call = ops.AggregateCall(x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS)
+    outputs = gpu.forward(call, True)
+    needed = ops.Needed(need_attr, weight is not None, False)
+    gpu.backward(ops.AggregateResults(outputs[0], *outputs), call, needed)
 
 
 def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=False, dropout=0.0):
@@ -126,7 +109,11 @@ def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=F
     attr, weight = (
         (torch.zeros(1900, edge_dim), torch.zeros(rows, edge_dim)) if edge_dim else (None, None)
     )
-    rest = (
+    call = AttentionCall(
+        message,
+        source,
+        target,
+        edges,
         attr,
         torch.zeros(100, edge_dim) if loops else None,
         weight,
@@ -138,8 +125,8 @@ def compile_attention(score, channels, edge_dim, *, dtype=torch.float32, loops=F
         dropout,
         2000,
     )
-    out, lse, _ = gpu_attention.forward(message, source, target, edges, *rest, True)
-    gpu_attention.backward(out, out, lse, message, source, target, edges, *rest, attr is not None)
+    out, lse, _ = gpu_attention.forward(call, True)
+    gpu_attention.backward(out, out, lse, call, attr is not None)
 
 
 def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index=torch.int32):
@@ -155,10 +142,10 @@ def compile_messages(message, reduce, left, right, *, dtype=torch.float32, index
         for name, shape in zip(parsed.names, (left, right), strict=False)
     }
     given = [operands.get(name) for name in "uve"]
-    results = gpu_messages.update_all(*given, edges, 100, message, reduce, True)
-    gpu_messages.backward(
-        results[0], *results, *given, edges, 100, message, reduce, "".join(operands)
-    )
+    call = message_ops.MessageCall(*given, edges, 100, message, reduce)
+    outputs = gpu_messages.update_all(call, True)
+    results = message_ops.MessageResults(outputs[0], *outputs)
+    gpu_messages.backward(results, call, "".join(operands))
 
 
 if __name__ == "__main__":

@@ -142,7 +142,8 @@ def test_operators():
     edge_index, operands = make("u_mul_e", (2,), (2,), 6)
     structure = sorting.sort_edges(edge_index, 5, 4)
     leaves = [operands[name].requires_grad_() for name in "ue"]
-    opcheck(ops.update_all, (leaves[0], None, leaves[1], structure, 5, "u_mul_e", "max", True))
+    call = ops.MessageCall(leaves[0], None, leaves[1], structure, 5, "u_mul_e", "max")
+    opcheck(ops.update_all, (call, True))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="for machines without a GPU")

@@ -410,33 +410,17 @@ def check_operators(aggr, encoded, tests, related=False):
         ).requires_grad_()
         table = torch.randn(3, 16, requires_grad=True)
     t = torch.tensor([1.5], requires_grad=aggr not in ("add", "max", "softmax_sg"))
-    opcheck(
-        ops.forward,
-        (x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True),
-        test_utils=tests,
-    )
+    call = ops.AggregateCall(x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE)
+    opcheck(ops.forward, (call, True), test_utils=tests)
     opcheck(sorting.sort_edges, (edge_index, 12, 12), test_utils=tests)
     with torch.no_grad():
-        out, stat, stat2 = ops.forward(
-            x, structure, attr, weight, bias, table, t, aggr, 1e-7, *POWER_RANGE, True
+        results = ops.AggregateResults(grad, *ops.forward(call, True))
+        given = {name: getattr(call, name) for name in ops.DIFFERENTIABLE}
+        call = call._replace(
+            **{name: None if value is None else value.detach() for name, value in given.items()}
         )
-        arguments = (
-            grad,
-            out,
-            stat,
-            stat2,
-            x.detach(),
-            structure,
-            *(None if value is None else value.detach() for value in (attr, weight, bias, table)),
-            t.detach(),
-            aggr,
-            1e-7,
-            *POWER_RANGE,
-            True,
-            weight is not None,
-            related,
-        )
-    opcheck(ops.backward, arguments, test_utils=tests)
+    needed = ops.Needed(True, weight is not None, related)
+    opcheck(ops.backward, (results, call, needed), test_utils=tests)
 
 
 def test_nothing_to_aggregate():

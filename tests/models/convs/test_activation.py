@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 from parallel_epochs.models.convs.activation import norm_relu_dropout
-from parallel_epochs.models.kernels.norm import LIBRARY, backward, forward
+from parallel_epochs.models.kernels.norm import LIBRARY, NormCall, backward, forward
 from tests.helpers.operators import opcheck
 from tests.helpers.tensors import same_for_any_threads
 
@@ -116,9 +116,8 @@ def test_registered_operators():
         torch.randn(30, 20, generator=g).requires_grad_(),
         torch.tensor([7]),
     )
-    opcheck(forward, (x, norm.weight, norm.bias, seed, 1e-5, 0.2))
+    call = NormCall(x, norm.weight, norm.bias, seed, 1e-5, 0.2)
+    opcheck(forward, (call,))
     with torch.no_grad():
-        _, mean, scale = forward(x, norm.weight, norm.bias, seed, 1e-5, 0.2)
-        opcheck(
-            backward, (torch.ones(30, 20), x, mean, scale, norm.weight, norm.bias, seed, 1e-5, 0.2)
-        )
+        _, mean, scale = forward(call)
+        opcheck(backward, (torch.ones(30, 20), mean, scale, call))

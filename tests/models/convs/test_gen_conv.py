@@ -324,10 +324,11 @@ def test_dropped_elements_stay_dropped_in_gradients_of_gradients():
 
     x, seed = torch.randn(40, 8, requires_grad=True), torch.tensor([7])
     weight, bias = torch.rand(8, requires_grad=True), torch.rand(8, requires_grad=True)
-    out = norm.forward(x, weight, bias, seed, 1e-5, 0.5)[0]
+    call = norm.NormCall(x, weight, bias, seed, 1e-5, 0.5)
+    out = norm.forward(call)[0]
     kept = torch.autograd.grad(out.sum(), [x, weight, bias])
     again = torch.autograd.grad(
-        norm.forward(x, weight, bias, seed, 1e-5, 0.5)[0].sum(),
+        norm.forward(call)[0].sum(),
         [x, weight, bias],
         create_graph=True,
     )

@@ -18,11 +18,10 @@ def _double(x: Tensor, unused: Tensor | None, factor: float) -> Tensor:
 def double():
     made = operator("test_double", lambda x: torch.empty_like(x))(_double)
 
-    def set_up(ctx, inputs, output):
-        ctx.factor = inputs[2]
-        ctx.save_for_backward(inputs[0])
+    def differentiate(needed, gradients, kept, x, unused, factor):
+        return {"x": gradients[0] * factor}
 
-    made.register_autograd(lambda ctx, grad: (grad * ctx.factor, None, None), setup_context=set_up)
+    made.register_autograd(differentiate, lambda output, *_: ((), ()))
     return made
 
 

@@ -12,6 +12,7 @@ from parallel_epochs.models import structure
 from parallel_epochs.models.kernels.hash import draw_factors
 from parallel_epochs.models.messages import attention_ops
 from parallel_epochs.models.messages.attention import SCORES, attention
+from parallel_epochs.models.messages.attention_reference import AttentionCall
 from tests.helpers.operators import opcheck
 from tests.helpers.tensors import same_for_any_threads
 
@@ -248,24 +249,10 @@ def test_operators_and_compile(score):
         name: None if value is None else value.requires_grad_() for name, value in tensors.items()
     }
     orders = structure.find_structure(edge_index, 23, 17, by_source=True)
-    given = (
-        leaves["message"],
-        leaves["source"],
-        leaves["target"],
-        orders,
-        leaves["edge_attr"],
-        None,
-        leaves["weight"],
-        leaves["att"],
-        torch.tensor([3]),
-        score,
-        0.2,
-        0.1,
-        0.1,
-        edge_index.size(1),
-        False,
-    )
-    opcheck(attention_ops.forward, given)
+    nodes = (leaves["message"], leaves["source"], leaves["target"], orders)
+    edges = (leaves["edge_attr"], None, leaves["weight"], leaves["att"], torch.tensor([3]))
+    given = AttentionCall(*nodes, *edges, score, 0.2, 0.1, 0.1, edge_index.size(1))
+    opcheck(attention_ops.forward, (given, False))
 
     def call(leaves):
         return attention(

@@ -266,7 +266,8 @@ def test_16_bits_are_rounded_as_torch_rounds(dtype):
     for values in wide.split(2**15):
         e = torch.zeros(2**15, 1, dtype=dtype, requires_grad=True)
         update_all(edges, "e_mul_u", "sum", e=e, u=torch.ones(1), num_dst=1, kernel="fused")
-        out = ops.apply_edges(None, None, values, edges, (None,) * 6, 1, 1, "copy_e", dtype)
+        call = ops.MessageCall(None, None, values, (None,) * 6, 1, "copy_e", "none")
+        out = ops.apply_edges(call, edges, 1, dtype)
         torch.testing.assert_close(out, values.to(dtype), rtol=0, atol=0, equal_nan=True)
     wide = torch.cat(
         [
@@ -360,26 +361,12 @@ def check_operators(tests, reductions):
         read_call(edge_index, "u_mul_e", u=u, e=e, num_dst=DST)
     )
     for reduce in reductions:
-        arguments = (u, None, e, structure, num_src, "u_mul_e", reduce, True)
-        opcheck(ops.update_all, arguments, test_utils=tests)
+        call = ops.MessageCall(u, None, e, structure, num_src, "u_mul_e", reduce)
+        opcheck(ops.update_all, (call, True), test_utils=tests)
         with torch.no_grad():
-            outputs = ops.update_all(*arguments)
-        opcheck(
-            ops.backward,
-            (
-                torch.ones(DST, 3, 8),
-                *outputs,
-                u.detach(),
-                None,
-                e.detach(),
-                structure,
-                num_src,
-                "u_mul_e",
-                reduce,
-                "ue",
-            ),
-            test_utils=tests,
-        )
+            results = ops.MessageResults(torch.ones(DST, 3, 8), *ops.update_all(call, True))
+        call = call._replace(u=u.detach(), e=e.detach())
+        opcheck(ops.backward, (results, call, "ue"), test_utils=tests)
     scores = torch.randn(edge_index.size(1), 4, requires_grad=True)
     opcheck(ops.edge_softmax, (scores, edge_index, structure, num_src), test_utils=tests)
     opcheck(
@@ -387,11 +374,8 @@ def check_operators(tests, reductions):
         (scores.detach(), scores.detach(), edge_index, structure, num_src),
         test_utils=tests,
     )
-    opcheck(
-        ops.apply_edges,
-        (u, None, e, edge_index, structure, num_src, DST, "u_mul_e", torch.float32),
-        test_utils=tests,
-    )
+    call = ops.MessageCall(u, None, e, structure, num_src, "u_mul_e", "none")
+    opcheck(ops.apply_edges, (call, edge_index, DST, torch.float32), test_utils=tests)
 
 
 def test_an_edge_index_with_wrong_numbers_is_refused():
