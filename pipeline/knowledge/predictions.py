@@ -1,12 +1,12 @@
 """A trained knowledge graph again: its metrics, answers to questions, and its vectors in the formats of the field."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from parallel_epochs.pipeline.block_training import vectors
 from parallel_epochs.pipeline.config import EvaluateConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
+from parallel_epochs.pipeline.data.readers.triples import COLUMNS
 from parallel_epochs.pipeline.knowledge.build import (
     build_probe,
     check_data,
@@ -29,7 +30,6 @@ from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeCo
 from parallel_epochs.pipeline.knowledge.questions import (
     IN_MEMORY,
     Found,
-    Questions,
     answer,
     number_questions,
     questions_of,
@@ -144,24 +144,13 @@ def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
     path, pairs = vectors.check_predictions(
         run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors, triples=asked.triples
     )
-    questions, triples = None, asked.triples
-    if triples is not None:
+    if asked.triples is not None:
         vectors.check_format(path, "answers", WRITERS)
-        questions = read_questions(Path(triples))
-    elif pairs is None and not asked.neighbors:
-        _check_relations(run, path)
-    restored = restore(run)
-    if questions is not None:
-        found, table = find_answers(
-            number_questions(
-                questions, f"triples={triples}, line", restored.names, restored.relation_names
-            ),
-            restored,
-            top=asked.top,
-            filtered=asked.filtered,
-        )
-        write, is_answer = WRITERS[path.suffix], found.places > 0
-        files.write_atomically(path, lambda file: write(file, table, found))
+        questions = read_questions(Path(asked.triples))
+        place = f"triples={asked.triples}, line"
+        table, found = find_answers(questions, place, restore(run), asked.top, asked.filtered)
+        files.write_atomically(path, lambda file: WRITERS[path.suffix](file, table, found))
+        is_answer = found.places > 0
         log.info(
             "wrote %s answers to %s questions, and the scores of %s triples, to %s",
             f"{int(is_answer.sum()):,}",
@@ -169,9 +158,12 @@ def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
             f"{int((~is_answer).sum()):,}",
             path,
         )
-    elif not vectors.save_cosines(
-        path, pairs, asked.neighbors, restored.tables.entities.detach(), restored.names
-    ):
+        return
+    if pairs is None and not asked.neighbors:
+        _check_relations(run, path)
+    restored = restore(run)
+    entities = restored.tables.entities.detach()
+    if not vectors.save_cosines(path, pairs, asked.neighbors, entities, restored.names):
         save_vectors(path, restored)
 
 
@@ -196,24 +188,30 @@ class OpenTriples(vectors.OpenVectors):
         Raises:
             ValueError: names the question that cannot be answered.
         """
-        questions = number_questions(
-            questions_of(triples), IN_MEMORY, self._restored.names, self._restored.relation_names
-        )
-        return find_answers(questions, self._restored, top=top, filtered=filtered)[1]
+        questions = questions_of(triples)
+        return find_answers(questions, IN_MEMORY, self._restored, top, filtered)[0]
 
 
 def find_answers(
-    questions: Questions, restored: Restored, *, top: int, filtered: bool
-) -> tuple[Found, pd.DataFrame]:
-    """Find the best answers to questions, and the scores of whole triples; returns them, and as a table.
+    questions: pd.DataFrame, place: str, restored: Restored, top: int, filtered: bool
+) -> tuple[pd.DataFrame, Found]:
+    """Find the best answers to questions, and the scores of whole triples.
 
     Args:
+        questions: see :func:`read_questions`.
+        place: stands before the number of a question in messages.
         top: answers of a question, at most.
         filtered: leave out answers that are training triples.
+
+    Returns:
+        A table, and the same as numbers. Its columns are the line of the question, the three names of the triple, the
+        part that was asked for ("" for a triple without a question mark), the rank from 1 (0 for such a triple), and
+        the score.
     """
+    names, relation_names = restored.names, restored.relation_names
+    asked = number_questions(questions, place, names, relation_names)
     train = split_triples(restored.data)["train"]
-    asks = (questions.triples < 0).any(1)
-    named = questions.triples[:, [0, 2]]
+    named = asked[:, [0, 2]]
     unseen = (named >= 0) & ~torch.isin(named, train[:, [0, 2]])
     if count := int(unseen.any(1).sum()):
         log.warning(
@@ -221,38 +219,22 @@ def find_answers(
             "little",
             f"{count:,}",
         )
-    with Bar("answering", int(asks.sum()), "questions") as bar:
-        found = answer(
-            restored.tables,
-            questions,
-            top,
-            known=train if filtered else None,
-            on_question=bar.advance,
-        )
-    return found, as_table(questions, found, restored)
-
-
-def as_table(questions: Questions, found: Found, restored: Restored) -> pd.DataFrame:
-    """Return a table of answers, with the names of entities and relations.
-
-    Its columns are the line of the question, the three names of the triple, the part that was asked for ("" for a
-    triple without a question mark), the rank from 1 (0 for such a triple), and the score.
-    """
-    asked = questions.triples[found.rows] < 0
-    heads, relations, tails = found.triples.unbind(1)
-    return pd.DataFrame(
+    known = train if filtered else None
+    with Bar("answering", int((asked < 0).any(1).sum()), "questions") as bar:
+        found = answer(restored.tables, asked, top, known=known, on_question=bar.advance)
+    # The part that was asked for; the last name stands for none.
+    part = (asked < 0).int().argmax(1) + 3 * (asked >= 0).all(1)
+    columns = zip(COLUMNS, (names, relation_names, names), found.triples.T, strict=True)
+    table = pd.DataFrame(
         {
-            "line": questions.lines[found.rows].numpy(),
-            "head": [restored.names[number] for number in heads.tolist()],
-            "relation": [restored.relation_names[number] for number in relations.tolist()],
-            "tail": [restored.names[number] for number in tails.tolist()],
-            "asked": [
-                "head" if head else "tail" if tail else "" for head, _, tail in asked.tolist()
-            ],
+            "line": questions.index[found.rows.numpy()],
+            **{column: np.array(known, object)[own.numpy()] for column, known, own in columns},
+            "asked": np.array([*COLUMNS, ""], object)[part[found.rows].numpy()],
             "place": found.places.numpy(),
             "score": found.scores.numpy(),
         }
     )
+    return table, found
 
 
 def _check_relations(run: SavedRun, path: Path) -> None:
@@ -325,18 +307,11 @@ def _columns(table: pd.DataFrame) -> list[tables.Columns]:
     return [{name: table[name].to_numpy() for name in table}]
 
 
-def _write_json(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
-    lines = ",\n".join(json.dumps(record) for record in table.to_dict("records"))
-    file.write(f"[\n{lines}\n]\n".encode())
-
-
 def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
     """Save the columns of the table, and the numbers of the triples."""
-    columns: dict[str, Any] = {
-        name: table[name].tolist() for name in ("head", "relation", "tail", "asked")
-    }
-    columns |= {"triples": found.triples, "logits": found.scores, "place": found.places}
-    torch.save({**columns, "line": torch.tensor(table["line"].to_list())}, file)
+    columns = {name: table[name].tolist() for name in (*COLUMNS, "asked")}
+    numbers = {"triples": found.triples, "logits": found.scores, "place": found.places}
+    torch.save({**columns, **numbers, "line": torch.tensor(table["line"].to_list())}, file)
 
 
 # Answers by the end of the file's name.
@@ -346,6 +321,8 @@ WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, Found], None]] = {
         file, _columns(table), "\t", digits=7, quoted=False
     ),
     ".parquet": lambda file, table, _: tables.write_parquet(file, _columns(table)),
-    ".json": _write_json,
+    ".json": lambda file, table, _: file.write(
+        table.to_json(orient="records", force_ascii=False).encode()
+    ),
     ".pt": _write_tensors,
 }

@@ -20,18 +20,6 @@ ASKED = "?"
 IN_MEMORY = "triples: entry"
 
 
-class Questions(NamedTuple):
-    """Triples of which some lack the head or the tail.
-
-    Attributes:
-        lines: where they stand in their file, from 1 [n], int64.
-        triples: numbers of heads, relations and tails, -1 for what is asked [n, 3], int64.
-    """
-
-    lines: Tensor
-    triples: Tensor
-
-
 class Found(NamedTuple):
     """Answers, those of a question one behind the other, the best first.
 
@@ -108,37 +96,39 @@ def _check_questions(table: pd.DataFrame, place: str) -> None:
 
 def number_questions(
     table: pd.DataFrame, place: str, entities: list[str], relations: list[str]
-) -> Questions:
+) -> Tensor:
     """Find the entities and relations that questions name.
 
     Args:
         table: as :func:`read_questions` returns it.
         place: stands before the number of a question in messages.
 
+    Returns:
+        Numbers of heads, relations and tails, -1 for what is asked [num_questions, 3], int64.
+
     Raises:
         ValueError: names what the graph does not have, and the line.
     """
     columns = []
-    for column in COLUMNS:
-        what, names = ("relation", relations) if column == "relation" else ("entity", entities)
+    for column, names in zip(COLUMNS, (entities, relations, entities), strict=True):
         known = {name: number for number, name in enumerate(names)}
         wanted = table[column]
         strange = wanted[~wanted.isin(known.keys()) & (wanted != ASKED)]
         if len(strange):
-            name = strange.iloc[0]
+            what = "relation" if names is relations else "entity"
             more = f"; so on {len(strange) - 1:,} more lines" if len(strange) > 1 else ""
             raise ValueError(
-                f"{place} {strange.index[0]}: the graph has no {what} {name}"
-                f"{suggest_name(name, known)}{more}"
+                f"{place} {strange.index[0]}: the graph has no {what} {strange.iloc[0]}"
+                f"{suggest_name(strange.iloc[0], known)}{more}"
             )
         # An entity that is called ? is not what a question mark stands for.
         columns.append(torch.tensor([-1 if name == ASKED else known[name] for name in wanted]))
-    return Questions(torch.tensor(table.index.to_list()), torch.stack(columns, dim=1))
+    return torch.stack(columns, dim=1)
 
 
 def answer(
     tables: TripleTables,
-    questions: Questions,
+    triples: Tensor,
     top: int,
     *,
     known: Tensor | None = None,
@@ -147,6 +137,7 @@ def answer(
     """Find the entities that answer questions best, and score triples that lack nothing.
 
     Args:
+        triples: questions, as :func:`number_questions` returns them.
         top: answers of a question, at most.
         known: triples whose answers are left out [num_known, 3]; none: nothing is.
         on_question: called after each question.
@@ -155,38 +146,29 @@ def answer(
         In the order of the questions; equal scores in the order of the entities. The score of a whole triple is that
         of its tail.
     """
-    triples = questions.triples
     whole = (triples >= 0).all(1).nonzero()[:, 0]
     scores = tables.score(*triples[whole].unbind(1))
     parts = [Found(whole, triples[whole], torch.zeros_like(whole), scores)]
     for anchor, asked in ((0, 2), (2, 0)):
-        rows, answers = (triples[:, asked] < 0).nonzero()[:, 0], None
+        answers = None
         if known is not None:
             answers = Answers(known[:, anchor], known[:, 1], known[:, asked], len(tables.relations))
+        rows = (triples[:, asked] < 0).nonzero()[:, 0]
         for part in rows.split(max(1, BLOCK // len(tables.entities))):
-            anchors, relations = triples[part, anchor], triples[part, 1]
-            scores = tables.score_all(anchors, relations, asked == 2)
-            if answers is not None:
-                _hide(scores, answers, anchors, relations)
+            query = triples[part, anchor], triples[part, 1]
+            scores = tables.score_all(*query, asked == 2)
+            if answers is not None:  # known answers get a score below all others
+                hides = answers.has(*query).nonzero()[:, 0]
+                places, entities = answers.of(answers.find(*(ends[hides] for ends in query)))
+                scores[hides[places], entities] = -torch.inf
             for own, row in zip(scores, part):
-                parts.append(_best(row, own, triples[row], asked, top))
+                chosen = own.argsort(descending=True, stable=True)[:top]
+                chosen = chosen[own[chosen] > -torch.inf]
+                found = triples[row].repeat(len(chosen), 1)
+                found[:, asked] = chosen
+                places = torch.arange(1, len(chosen) + 1)
+                parts.append(Found(row.repeat(len(chosen)), found, places, own[chosen]))
                 on_question()
     rows, triples, places, scores = map(torch.cat, zip(*parts))
     order = rows.argsort(stable=True)
     return Found(rows[order], triples[order], places[order], scores[order])
-
-
-def _hide(scores: Tensor, answers: Answers, anchors: Tensor, relations: Tensor) -> None:
-    """Give known answers a score below all others, in place."""
-    asked = answers.has(anchors, relations).nonzero()[:, 0]
-    places, entities = answers.of(answers.find(anchors[asked], relations[asked]))
-    scores[asked[places], entities] = -torch.inf
-
-
-def _best(row: Tensor, scores: Tensor, triple: Tensor, asked: int, top: int) -> Found:
-    """Choose the best of the scores of all entities [num_entities]; those of minus infinity are none."""
-    chosen = scores.argsort(descending=True, stable=True)[:top]
-    chosen = chosen[scores[chosen] > -torch.inf]
-    triples = triple.repeat(len(chosen), 1)
-    triples[:, asked] = chosen
-    return Found(row.repeat(len(chosen)), triples, torch.arange(1, len(chosen) + 1), scores[chosen])

@@ -38,7 +38,7 @@ def classify(
         labels: 0 or 1 [num_nodes, num_labels].
         train: numbers of the nodes to fit on.
         others: numbers of the nodes to predict; several sets of them.
-        stop: asks for an end after the step in hand.
+        stop: asks for an end after the labels in hand.
 
     Returns:
         ``micro_f1`` and ``macro_f1`` of each set, of the labels that some of its nodes have; NaN for an empty one.
@@ -55,7 +55,7 @@ def classify(
     scores = np.where(known.all(0), np.inf, -np.inf) * np.ones((len(predicted), 1))
     told = known.any(0) & ~known.all(0)
     weights = fit_labels(
-        vectors[train], known[:, told], num_threads=num_threads, before_step=partial(heed, stop)
+        vectors[train], known[:, told], num_threads=num_threads, before_label=partial(heed, stop)
     )
     scores[:, told] = vectors[predicted] @ weights[:-1] + weights[-1]
     rank = (-scores).argsort(1, kind="stable").argsort(1, kind="stable")

@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import read
 from parallel_epochs.pipeline.data.config import MathConfig
 from parallel_epochs.pipeline.knowledge import predictions as answers, questions
-from parallel_epochs.pipeline.knowledge.questions import Questions, answer
+from parallel_epochs.pipeline.knowledge.questions import answer
 from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import building as restore
 from tests.helpers.building import EvaluateConfig
@@ -87,7 +87,7 @@ def test_answers_are_those_found_one_by_one(name, reciprocal, filtered, monkeypa
     asked[::3, 2], asked[1::3, 0] = -1, -1
     found = answer(
         tables,
-        Questions(torch.arange(len(asked)), asked),
+        asked,
         5,
         known=train_triples if filtered else None,
     )
@@ -124,7 +124,7 @@ def test_equal_scores_are_in_the_order_of_the_entities_and_few_are_left():
     tables = tables_of("distmult", False, 9, 1)
     tables.entities.data.fill_(1)
     train_triples = torch.tensor([[0, 0, 1], [0, 0, 4], [5, 0, 0]])
-    asked = Questions(torch.arange(3), torch.tensor([[0, 0, -1], [-1, 0, 0], [8, 0, -1]]))
+    asked = torch.tensor([[0, 0, -1], [-1, 0, 0], [8, 0, -1]])
     found = answer(tables, asked, 4, known=train_triples)
     assert [
         found.triples[found.rows == 0, 2].tolist(),
@@ -481,9 +481,3 @@ def test_other_runs_take_no_questions(configure, tmp_path):
         ValueError, match="filtered=False is read by python -m pipeline.predict only"
     ):
         restore.evaluate(EvaluateConfig(run=str(tmp_path / "run"), filtered=False))
-
-
-def test_the_best_answer_comes_first_though_others_are_equal():
-    triple = torch.tensor([7, 0, 7])
-    found = questions._best(torch.tensor([0]), torch.tensor([1.0, 1.0, 1.0, 5.0]), triple, 2, 2)
-    assert found.triples[:, 2].tolist() == [3, 0] and found.scores.tolist() == [5.0, 1.0]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from parallel_epochs.pipeline.node_embedding import logistic
 from parallel_epochs.pipeline.node_embedding.logistic import fit_labels
 
 
@@ -25,7 +24,7 @@ def example(
 @pytest.mark.parametrize(
     "num_rows, dim, num_labels, scale, strength",
     [
-        (300, 6, 40, 1.0, 1.0),  # more labels than are fitted at a time
+        (300, 6, 40, 1.0, 1.0),  # many labels
         (300, 6, 3, 100.0, 1.0),  # rows of any length; labels that are told apart without a doubt
         (5, 12, 3, 1.0, 1.0),  # fewer rows than columns
         (300, 6, 3, 0.01, 50.0),
@@ -44,26 +43,10 @@ def test_weights_are_those_of_scikit_learn(num_rows, dim, num_labels, scale, str
             ).fit(x.astype(np.float32), labels[:, label])
         expected = np.append(known.coef_, known.intercept_)
         np.testing.assert_allclose(
-            weights[:, label], expected, rtol=2e-3, atol=2e-4 * np.abs(expected).max()
+            weights[:, label], expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max()
         )
 
 
 def test_the_number_of_threads_changes_nothing():
     x, labels = example(200, 5, 70)
     assert np.array_equal(fit_labels(x, labels), fit_labels(x, labels, num_threads=3))
-
-
-def test_no_step_is_taken_after_the_minimum(monkeypatch):
-    x, labels = example(300, 6, 4)
-    steps = []
-    weights = fit_labels(x, labels, before_step=lambda: steps.append(None))
-    assert len(steps) < 20
-    monkeypatch.setattr(logistic, "TOLERANCE", 1e-9)
-    np.testing.assert_allclose(weights, fit_labels(x, labels), atol=1e-4)
-
-
-def test_a_step_that_goes_too_far_is_halved(monkeypatch):
-    x, labels = example(300, 6, 4)
-    expected, solve = fit_labels(x, labels), logistic._solve
-    monkeypatch.setattr(logistic, "_solve", lambda *args: 7 * solve(*args))
-    np.testing.assert_allclose(fit_labels(x, labels), expected, atol=1e-3)
