@@ -1,5 +1,7 @@
 """LayerNorm, ReLU and dropout between two layers. Where the compiled kernel can run, it does all three in one pass."""
 
+from typing import Any, cast
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -45,7 +47,8 @@ def norm_relu_dropout(
     if seed is None:
         seed = draw_seed(x) if dropout else torch.zeros(1, dtype=torch.int64, device=x.device)
     # As autocast has it: norms compute and return float32.
-    call = fused.NormCall(x.float(), norm.weight, norm.bias, seed, norm.eps, dropout)
+    own = cast(Any, norm)
+    call = fused.NormCall(x.float(), own.weight, own.bias, seed, own.eps, dropout)
     return fused.forward(call)[0]
 
 

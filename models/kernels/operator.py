@@ -46,7 +46,7 @@ class Operator:
         self._kinds = [
             p.annotation if hasattr(p.annotation, "_fields") else None for p in parameters
         ]
-        arguments = {}
+        arguments: dict[str, Any] = {}
         for p, kind in zip(parameters, self._kinds, strict=True):
             arguments |= {p.name: p.annotation} if kind is None else kind.__annotations__
         self._names = list(arguments)

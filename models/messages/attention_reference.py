@@ -58,9 +58,8 @@ class AttentionCall(NamedTuple):
     def change(self, change: Callable[[Tensor], Tensor]) -> "AttentionCall":
         """Replace those tensors that may have gradients."""
         given = {name: getattr(self, name) for name in DIFFERENTIABLE}
-        return self._replace(
-            **{name: change(value) for name, value in given.items() if value is not None}
-        )
+        changed = {name: change(value) for name, value in given.items() if value is not None}
+        return self._replace(**changed)  # type: ignore[arg-type]
 
 
 def attention(

@@ -315,7 +315,7 @@ def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
 
 
 # Answers by the end of the file's name.
-WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, Found], None]] = {
+WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, Found], object]] = {
     # Without quotation marks, as the questions are read: no name has a tab in it.
     ".tsv": lambda file, table, _: tables.write_text(
         file, _columns(table), "\t", digits=7, quoted=False
