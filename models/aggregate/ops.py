@@ -57,7 +57,7 @@ def forward(call: AggregateCall, save: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Needed(NamedTuple):
-    """Which arguments need gradients: `attr`, `weight` or `bias`, and `table`."""
+    """Tell which arguments need gradients: `attr`, `weight` or `bias`, and `table`."""
 
     need_attr: bool
     need_weight: bool
@@ -81,7 +81,7 @@ def allocate_gradients(call: AggregateCall, needed: Needed):
 
 
 class AggregateResults(NamedTuple):
-    """What :func:`backward` gets in addition to the call.
+    """The arguments of :func:`backward` in addition to the call.
 
     Attributes:
         grad: gradient of `out` [num_dst, channels].

@@ -166,7 +166,7 @@ def allocate_gradients(call: MessageCall, needed: str):
 
 
 class MessageResults(NamedTuple):
-    """What :func:`backward` gets in addition to the call.
+    """The arguments of :func:`backward` in addition to the call.
 
     Attributes:
         grad: gradient of the result, [num_dst, *trailing] in float32, or [num_edges, *trailing].

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import torch
 
 NAMES = [f"n{number}" for number in range(90)]
 SMALL = [
@@ -40,3 +41,13 @@ def write_communities(folder: Path) -> Path:
 def small_run(folder: Path) -> list[str]:
     """Return overrides of a run of seconds."""
     return [*SMALL, f"data.path={folder / 'edges.tsv'}", f"data.labels={folder / 'labels.tsv'}"]
+
+
+def assert_chances(drawn, parts, expected) -> None:
+    """Check that alias tables draw the rows of each partition in proportion to what is expected of nodes."""
+    for first, last in zip(parts.ptr[:-1].tolist(), parts.ptr[1:].tolist()):
+        rows, size = slice(first, last), last - first
+        accept, alias = drawn.accept[rows].double(), drawn.alias[rows].long()
+        chance = (accept / size).index_add(0, alias, (1 - accept) / size)
+        own = expected[parts.node[rows]]
+        torch.testing.assert_close(chance, own / own.sum(), atol=1e-6, rtol=1e-5)

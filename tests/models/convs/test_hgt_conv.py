@@ -7,7 +7,6 @@ import torch_geometric.nn as pyg
 from parallel_epochs.models.convs.expanded_edges import Relations
 from parallel_epochs.models.convs.hgt_conv import HGTConv
 from parallel_epochs.models.convs.typed_linear import NodeTypes, TypedLinear
-from tests.helpers.tensors import Largest
 
 CHANNELS, HEADS = 16, 4
 SIZES = {"a": 11, "b": 7, "c": 4}
@@ -90,15 +89,6 @@ def test_a_single_type_needs_no_types():
     relations, x = Relations(edges, relation, 5, 22, 22), torch.randn(22, 6)
     types = NodeTypes.of(torch.zeros(22, dtype=torch.int64), 1)
     torch.testing.assert_close(layer(x, relations), layer(x, relations, types))
-
-
-def test_no_tensor_of_edges_x_channels_is_made():
-    layer, (edges, relation, _) = HGTConv(64, 64, 1, 5, 8, kernel="fused"), typed_edges(2_000)
-    with Largest() as largest:
-        layer(
-            torch.randn(22, 64, requires_grad=True), Relations(edges, relation, 5, 22, 22)
-        ).sum().backward()
-    assert largest.elements <= 5 * 64 * 64
 
 
 def test_heads_must_divide_the_channels():

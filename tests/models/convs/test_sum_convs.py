@@ -185,27 +185,6 @@ def test_values_of_a_sparse_matrix_are_weights(name):
 
 
 @pytest.mark.parametrize(
-    "name, options, features, why",
-    [
-        ("SAGEConv", {"aggr": "lstm"}, "", "aggr=lstm"),
-        ("SAGEConv", {"aggr": ["mean", "max"]}, "", "aggr=['mean', 'max']"),
-        ("GCNConv", {"aggr": "mean"}, "", "aggr=mean"),
-        ("GraphConv", {"flow": "target_to_source"}, "", "flow=target_to_source"),
-        ("GINEConv", {"edge_dim": EDGE_DIM, "aggr": "min"}, ATTR, "aggr=min"),
-    ],
-)
-def test_pygs_own_code_runs_and_one_warning_says_so(name, options, features, why, said):
-    ours, theirs = layers(name, (mlp,) if name == "GINEConv" else (CHANNELS, 4), options)
-    x, edges, attr = inputs(features)
-    order = edges[1].argsort(stable=True)  # which lstm needs
-    assert_same(ours, theirs, x, edges[:, order], attr)
-    assert said == [f"{name}: PyG's own code runs ({why})"] and ours.pygs_reason == why
-    ours.kernel = "fused"
-    with pytest.raises(ValueError, match="kernel=fused cannot run: "):
-        ours(x, edges)
-
-
-@pytest.mark.parametrize(
     "options",
     [
         {},

@@ -58,95 +58,46 @@ def test_layers_of_any_convolution(conv, kwargs, argument, splits, monkeypatch):
     assert all(block.edge_index.size(1) <= 50 for blocks in cuts for block in blocks)
 
 
-def test_a_stack_by_hand():
-    torch.manual_seed(0)
-    for residual in (False, True):
-        model = PyGModel(
-            3, 8, 2, 2, num_categories=2, conv="SAGEConv", residual=residual, activation="elu"
-        ).eval()
-        x = torch.cat([DATA.x[:, :3], torch.eye(2)[torch.arange(60) % 2]], dim=1)
-        h = model.node_encoder(torch.cat([x[:, :3], model.category_encoder(x[:, 3:])], dim=1))
-        for layer in model.layers:
-            out = torch.nn.functional.elu(layer.norm(layer.conv(h, DATA.edge_index.long())))
-            h = h + out if residual else out
-        torch.testing.assert_close(model(x, DATA.edge_index.long()), model.head(h))
+STACKS = [
+    {"num_categories": 2, "residual": True, "activation": "elu"},
+    {"residual": False, "root_weight": True, "norm_last": False},
+    {"feed_forward": True, "activation": "gelu", "dropout": 0.5},
+    {"tied": True, "encode_x": False, "activation": "none", "norm": "none"},
+]
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 4])
-def test_tied_layers_propagate_as_written_down_with_pygs_own(num_layers):
-    """The encoder of "Reconsidering the Performance of GAE in Link Prediction" (https://arxiv.org/abs/2411.03845)."""
+@pytest.mark.parametrize("options", STACKS, ids=["plain", "root", "feed_forward", "tied"])
+def test_a_stack_by_hand(options):
     torch.manual_seed(0)
+    width, categories = 8, options.get("num_categories", 0)
+    x, edges = DATA.x, DATA.edge_index.long()
+    if "encode_x" in options:
+        x = DATA.x.repeat(1, 2)[:, :width]
     model = PyGModel(
-        5,
-        5,
-        2,
-        num_layers,
-        conv="GCNConv",
-        tied=True,
-        activation="none",
-        norm_last=False,
-        encode_x=False,
-        residual=False,
-        dropout=0.2,
-    )
-    convs = [pyg.GCNConv(5, 5), *[pyg.GCNConv(5, 5)] * (num_layers - 1)]
-    for layer, conv in zip(model.layers, convs):
-        conv.lin.weight, conv.bias = layer.conv.lin.weight, layer.conv.bias
-    x, edges = DATA.x.clone().requires_grad_(), DATA.edge_index.long()
-    outputs = []
-    for is_ours in (True, False):
-        torch.manual_seed(1)  # the same elements are dropped
-        h = model(x, edges) if is_ours else convs[0](x, edges.as_tensor())
-        for conv, layer in zip(convs[1:], model.layers) if not is_ours else ():
-            h = conv(torch.nn.functional.dropout(layer.norm(h), 0.2), edges.as_tensor())
-        outputs.append(h if is_ours else model.head(h))
-    torch.testing.assert_close(*outputs)
-    parameters = dict(model.named_parameters())
-    assert len(parameters) == 2 * min(num_layers, 2) + 2 * (num_layers - 1) + 2
-    ours, theirs = (
-        torch.autograd.grad(out.square().mean(), [x, *parameters.values()]) for out in outputs
-    )
-    for name, a, b in zip(["x", *parameters], ours, theirs, strict=True):
-        torch.testing.assert_close(
-            a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
-@pytest.mark.parametrize("in_blocks", [False, True])
-def test_a_linear_map_of_the_input_joins_the_convolution_before_the_norm(in_blocks, monkeypatch):
-    torch.manual_seed(0)
-    model = PyGModel(5, 8, 2, 1, conv="SAGEConv", root_weight=True, residual=False).eval()
-    if in_blocks:
-        monkeypatch.setattr(stacks, "ELEMENTS_AT_ONCE", 8 * 20)
-        monkeypatch.setattr(PyGModel, "builds_messages", lambda model: True)
-    (layer,), edges = model.layers, DATA.edge_index.long()
-    with torch.no_grad():
-        h = model.node_encoder(DATA.x)
-        expected = layer.norm(
-            layer.conv(h, edges) + h @ layer.root.weight.t() + layer.root.bias
-        ).relu()
-        torch.testing.assert_close(model(DATA.x, edges), model.head(expected))
-
-
-def test_a_feed_forward_block_follows_each_layer():
-    torch.manual_seed(0)
-    model = PyGModel(
-        5, 8, 2, 2, conv="SAGEConv", feed_forward=True, activation="gelu", dropout=0.5
+        x.size(1) - categories, width, 2, 3, conv="SAGEConv", **{"dropout": 0.0} | options
     ).eval()
-    outputs, edges = [], DATA.edge_index.long()
-    with torch.no_grad():
-        h = model.node_encoder(DATA.x)
-        for layer in model.layers:
-            h = h + torch.nn.functional.gelu(layer.norm(layer.conv(h, edges)))
-            wide = torch.nn.functional.gelu(h @ layer.after.lin1.weight.t() + layer.after.lin1.bias)
-            assert wide.shape == (len(DATA.x), 16)
+    h = x
+    if categories:
+        x = torch.cat([x[:, :-categories], torch.eye(2)[torch.arange(60) % 2]], dim=1)
+        h = torch.cat([x[:, :-categories], model.category_encoder(x[:, -categories:])], dim=1)
+    h = h if model.node_encoder is None else model.node_encoder(h)
+    activate = stacks.ACTIVATIONS[options.get("activation", "relu")]
+    for number, layer in enumerate(model.layers):
+        conv, bare = layer.conv, number == 2 and not options.get("norm_last", True)
+        out = conv.lin_l(pyg.MeanAggregation()(h[edges[0]], edges[1], dim_size=60))
+        out = out + conv.lin_r(h)
+        if layer.root is not None:
+            out = out + h @ layer.root.weight.t() + layer.root.bias
+        out = out if bare else activate(layer.norm(out))
+        h = h + out if options.get("residual", True) else out
+        if layer.after is not None:
+            wide = activate(h @ layer.after.lin1.weight.t() + layer.after.lin1.bias)
             h = layer.after.norm(h + wide @ layer.after.lin2.weight.t() + layer.after.lin2.bias)
-        torch.testing.assert_close(model(DATA.x, edges), model.head(h))
-        for _ in range(2):
-            outputs.append(layer.after.train()(h))
-    assert not torch.equal(*outputs), "dropout is on in training"
-    bare = PyGModel(5, 8, 2, 2, conv="SAGEConv", feed_forward=True, norm_last=False)
-    assert [layer.after is None for layer in bare.layers] == [False, True]
+    torch.testing.assert_close(model(x, edges), model.head(h))
+    convs = [layer.conv for layer in model.layers]
+    assert (convs[1] is convs[2]) == ("tied" in options) and convs[0] is not convs[1]
+    if "dropout" in options:
+        assert not torch.equal(*(model.train()(x, edges) for _ in range(2)))
 
 
 @pytest.mark.parametrize("jk", ["cat", "max", "lstm"])
@@ -178,13 +129,6 @@ def test_a_list_is_given_where_a_layer_takes_a_tensor():
         ValueError, match="kwargs: PNAConv refuses them: ValueError: too many dimensions"
     ):
         PyGModel(5, 8, 2, 2, conv="PNAConv", kwargs=given | {"deg": ["a"]})
-
-
-def test_one_feature_of_an_edge_is_its_weight():
-    model = PyGModel(5, 8, 2, 2, edge_dim=1, conv="GCNConv").eval()
-    edges, weight = DATA.edge_index.long(), DATA.edge_attr[:, :1]
-    assert model.edge_argument == "edge_weight"
-    assert not torch.allclose(model(DATA.x, edges, weight), model(DATA.x, edges))
 
 
 @pytest.mark.parametrize(

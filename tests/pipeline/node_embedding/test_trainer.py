@@ -28,7 +28,14 @@ from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.training import prepare
 from tests.helpers import building, building as build
 from tests.helpers.building import EvaluateConfig
-from tests.helpers.communities import NAMES, SMALL, TIED, small_run, write_communities
+from tests.helpers.communities import (
+    NAMES,
+    SMALL,
+    TIED,
+    assert_chances,
+    small_run,
+    write_communities,
+)
 from tests.helpers.running import finish, rounds_of, summary_of, train
 
 
@@ -142,17 +149,6 @@ def test_seeds_and_learning_rates(small, configure, tmp_path):
     assert rates[-1] == pytest.approx(0.1 * (1 - 0.99 * (steps - 1) / steps))
 
 
-def test_episodes_have_walks_of_their_own(small, configure):
-    config = configure(*small, "trainer.episode_size=3000")
-    data = build.open_graph(config).data
-    pairs = []
-    for seed in (0, 1):
-        config.seed = seed
-        with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
-            pairs += [trainer._draw(number)[0].pairs for number in (0, 1)]
-    assert all(not torch.equal(a[:500], b[:500]) for i, a in enumerate(pairs) for b in pairs[:i])
-
-
 def test_episodes_have_negatives_of_their_own_and_the_last_no_walk_too_many(
     small, configure, monkeypatch
 ):
@@ -195,15 +191,7 @@ def test_negatives_are_drawn_by_the_degrees_of_their_rows(small, configure):
     degree = torch.bincount(
         data.edge_index.as_tensor()[1].long(), minlength=data.num_nodes
     ).double()
-    for first, last in zip(parts.ptr[:-1].tolist(), parts.ptr[1:].tolist()):
-        accept, alias, size = (
-            negatives.accept[first:last].double(),
-            negatives.alias[first:last].long(),
-            last - first,
-        )
-        chance = (accept / size).index_add(0, alias, (1 - accept) / size)
-        expected = degree[parts.node[first:last]].sqrt()
-        torch.testing.assert_close(chance, expected / expected.sum(), atol=1e-6, rtol=1e-5)
+    assert_chances(negatives, parts, degree.sqrt())
 
 
 @pytest.mark.parametrize("name", ["components=separate", "components=largest"])
@@ -430,24 +418,6 @@ def test_tables_that_are_none(name, tmp_path):
     assert str(tmp_path) in str(raised.value)
 
 
-def test_spectral_vectors_of_two_cliques():
-    block = np.ones((6, 6)) - np.eye(6)
-    graph = sp.csr_array(
-        sp.block_diag([sp.coo_array(own) for own in (block, block, np.zeros((1, 1)))]).tocsr()
-    )
-    for rows in (
-        spectral.factorise(graph, 4),
-        spectral.propagate(graph, spectral.factorise(graph, 4)),
-    ):
-        assert rows.shape == (13, 4) and rows.dtype == np.float32
-        close = rows[:12] @ rows[:12].T
-        same = np.kron(np.eye(2), np.ones((6, 6))) > 0
-        assert close[same].min() > close[~same].max() + 0.2
-    assert not spectral.factorise(sp.csr_array((3, 3)), 4).any(), (
-        "without edges there is nothing to factorise"
-    )
-
-
 def test_the_filter_is_the_one_of_its_definition():
     """The expansion in Chebyshev polynomials against eigenvectors of the Laplacian."""
     rng = np.random.default_rng(0)
@@ -525,16 +495,6 @@ def test_nearest_vectors_some_at_a_time(monkeypatch):
     assert torch.equal(numbers, whole[0]) and not (numbers == torch.arange(40)[:, None]).any()
     torch.testing.assert_close(found, whole[1])
     assert cosines.find_nearest(rows[:3], 5)[0].shape == (3, 2)
-
-
-def test_evaluate_and_last_checkpoint(trained):
-    summary = summary_of(trained)
-    for which in ("best", "last"):
-        scores = building.evaluate(EvaluateConfig(run=str(trained), checkpoint=which))
-        assert (
-            scores["test"] == summary["test"]
-            and scores["micro_f1@0.9"] == summary["scores"]["micro_f1@0.9"]
-        )
 
 
 @pytest.mark.parametrize("score", ["dot", "auto"])
