@@ -80,18 +80,19 @@ def read(path: str, labels: str | None = None) -> Graph:
         ValueError: a file cannot be read; the message names it.
     """
     source = Path(path)
+    members = _members(source)
+    parts = [_read_file(member) for member in members[:: 2 if source.is_dir() else 1]]
+    if len({part.x.shape[1:] for part in parts}) > 1:
+        raise ValueError(f"{path} has images of several sizes: give the path of one file")
+    found = parts[0]
     if source.is_dir():
-        members = _members(source)
-        parts = [_read_images(*pair) for pair in zip(members[::2], members[1::2])]
-        if len({part.x.shape[1] for part in parts}) > 1:
-            raise ValueError(f"{path} has images of several sizes: give the path of one file")
-        found = Found(
-            np.concatenate([part.x for part in parts]),
-            None,
-            np.concatenate([part.labels for part in parts]),
-        )
-    else:
-        found = _read_file(source)
+        kinds = [_read_idx(member).x for member in members[1::2]]
+        for member, part, own in zip(members[::2], parts, kinds, strict=True):
+            if len(own) != len(part.x):
+                raise ValueError(
+                    f"{member} has {len(part.x):,} images, but its file of labels has {len(own):,}"
+                )
+        found = Found(np.concatenate([part.x for part in parts]), None, np.concatenate(kinds))
     if labels is not None:
         found.labels = _read_labels(Path(labels), found)
     data = Graph(x=_as_vectors(found.x, source), num_nodes=len(found.x))
@@ -102,8 +103,7 @@ def read(path: str, labels: str | None = None) -> Graph:
             )
         data.update(pack_names(found.names))
     if found.labels is not None:
-        classes, kinds = _number_labels(found.labels, labels or path, data.num_nodes)
-        data.y = classes
+        data.y, kinds = _number_labels(found.labels, labels or path, data.num_nodes)
         data.update(pack_names(kinds, "label_names"))
     return data
 
@@ -146,7 +146,7 @@ def _read_file(path: Path) -> Found:
     return READERS[suffix](path)
 
 
-def _read_idx(path: Path) -> np.ndarray:
+def _read_idx(path: Path) -> Found:
     """Read an array of any shape: two zeros, type, number of sizes, sizes, and the numbers, the largest byte first."""
     content = read_bytes(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
@@ -159,22 +159,8 @@ def _read_idx(path: Path) -> np.ndarray:
             f"{path} is damaged: it has {len(content) - head:,} bytes of numbers for the shape "
             f"{shape.tolist()}"
         )
-    return np.frombuffer(content, dtype, offset=head).reshape(shape).astype(dtype.newbyteorder("="))
-
-
-def _read_idx_file(path: Path) -> Found:
-    images = _read_idx(path)
-    return Found(images.reshape(len(images), math.prod(images.shape[1:])))
-
-
-def _read_images(path: Path, labels: Path) -> Found:
-    found = _read_idx_file(path)
-    found.labels = _read_idx(labels)
-    if len(found.labels) != len(found.x):
-        raise ValueError(
-            f"{path} has {len(found.x):,} images, but its file of labels has {len(found.labels):,}"
-        )
-    return found
+    numbers = np.frombuffer(content, dtype, offset=head).reshape(shape)
+    return Found(numbers.astype(dtype.newbyteorder("=")))
 
 
 def _load_numpy(path: Path) -> Any:
@@ -195,24 +181,24 @@ def _read_arrays(path: Path) -> Found:
 
 def _read_tensors(path: Path) -> Found:
     content = checkpoint.read_tensors(path, str(path))
-    if isinstance(content, Tensor):
-        content = {VECTOR_KEYS[0]: content}
+    content = {VECTOR_KEYS[0]: content} if isinstance(content, Tensor) else content
     if not isinstance(content, dict):
         raise ValueError(
             f"{path} holds a {type(content).__name__}: save a tensor, or a dict of tensors"
         )
+    arrays = {}
     for name, value in content.items():
         if isinstance(value, Tensor):
-            value = value.detach().to_dense()
-            content[name] = (value.float() if name in VECTOR_KEYS else value).numpy()
-    return _choose({name: np.asarray(value) for name, value in content.items()}, path)
+            dense = value.detach().to_dense()
+            value = dense.float() if name in VECTOR_KEYS else dense
+        arrays[name] = np.asarray(value)
+    return _choose(arrays, path)
 
 
 def _choose(content: dict[str, np.ndarray], path: Path) -> Found:
     """Choose vectors, labels and names by what they are called, or the only matrix."""
-    tables = [name for name in VECTOR_KEYS if name in content] or [
-        name for name, value in content.items() if np.ndim(value) == 2
-    ]
+    tables = [name for name in VECTOR_KEYS if name in content]
+    tables += [name for name, value in content.items() if np.ndim(value) == 2]
     if not tables:
         raise ValueError(
             f"{path} holds {', '.join(content) or 'nothing'}: vectors must be called {VECTOR_KEYS[0]} or "
@@ -287,16 +273,15 @@ def _from_table(table: pd.DataFrame, path: Path, *, named: bool = False) -> Foun
     if table.shape[1] and (named or not pd.api.types.is_numeric_dtype(table.iloc[:, 0])):
         refuse_rounded(str(path), table.iloc[:, 0])
         names, table = table.iloc[:, 0].astype(str).to_numpy(), table.iloc[:, 1:]
-    for place, column in enumerate(table, start=1 + (names is not None)):
-        values = table[column]
-        if values.dtype == object or pd.api.types.is_string_dtype(values):
-            wrong = ~values.astype(str).map(is_number)
-            if wrong.any():
-                row = int(wrong.to_numpy().argmax())
-                raise ValueError(
-                    f"{path}: row {row + 1} of column {place} is {values.iloc[row]!r}, which is not a "
-                    "number: leave the column out, or give labels as data.labels"
-                )
+    texts = table.select_dtypes(exclude="number")
+    wrong = ~texts.map(is_number).to_numpy(bool)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        place = table.columns.get_loc(texts.columns[column]) + 1 + (names is not None)
+        raise ValueError(
+            f"{path}: row {row + 1} of column {place} is {texts.iloc[row, column]!r}, which is not a "
+            "number: leave the column out, or give labels as data.labels"
+        )
     return Found(table.to_numpy(np.float64), names)
 
 
@@ -316,7 +301,7 @@ def _read_labels(path: Path, found: Found) -> np.ndarray:
     """Read labels in the order of the vectors."""
     suffix = _suffix(path)
     if suffix in ("idx", ".npy"):
-        return _read_idx(path) if suffix == "idx" else _load_numpy(path)
+        return _read_idx(path).x if suffix == "idx" else _load_numpy(path)
     rows = [] if found.names is None else read_rows(path, set(map(str, found.names)))
     if not rows or min(len(row) for _, row in rows) < 2:
         return np.array([line or None for line in read_lines(path)], object)
@@ -339,15 +324,10 @@ def _number_labels(labels: np.ndarray, origin: str, num_points: int) -> tuple[Te
         raise ValueError(
             f"{origin} has {count} labels for {num_points:,} vectors: give one for each"
         )
-    series = pd.Series(labels)
-    known = series.notna().to_numpy()
-    if labels.dtype.kind in "iu":
-        known = known & (labels >= 0)
-    classes = np.full(num_points, -1, np.int64)
+    known = pd.notna(labels) & (labels >= 0 if labels.dtype.kind in "iu" else True)
+    classes, kinds = np.full(num_points, -1, np.int64), np.array([], str)
     if known.any():
-        classes[known], kinds = number_names(series[known])
-    else:
-        kinds = np.array([], str)
+        classes[known], kinds = number_names(pd.Series(labels[known]))
     if len(kinds) > max(1000, num_points // 2):
         raise ValueError(
             f"{origin} has {len(kinds):,} different labels for {num_points:,} vectors: labels are classes"
@@ -363,5 +343,5 @@ READERS: dict[str, Callable[[Path], Found]] = {
     ".txt": _read_table,
     ".parquet": _read_parquet,
     ".pt": _read_tensors,
-    "idx": _read_idx_file,
+    "idx": _read_idx,
 }
