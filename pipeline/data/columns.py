@@ -10,7 +10,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import FileError
@@ -23,7 +23,7 @@ OPENERS: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".bz2": bz2.open, 
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
 
 
-class Unzipped(io.BufferedIOBase):
+class Unzipped(io.RawIOBase):
     """A file that is unzipped while it is read, up to a limit.
 
     Args:
@@ -43,46 +43,24 @@ class Unzipped(io.BufferedIOBase):
         """Return true."""
         return True
 
-    def tell(self) -> int:
-        """Return the number of bytes before the next one."""
-        return self._file.tell()
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place; to go forward is to unzip what lies between."""
-        if whence == io.SEEK_END:
-            while self.read(1 << 20):
-                pass
-        else:
-            self._check(offset + (self.tell() if whence == io.SEEK_CUR else 0))
-        return self._file.seek(offset, whence)
+        return self._check(self._file.seek(offset, whence))
 
-    def read(self, size: int | None = -1, /) -> bytes:
+    def readinto(self, buffer: Any) -> int:
         """Read bytes.
 
         Raises:
             ValueError: the file unzips to more than the limit.
         """
-        if size is None or size < 0:
-            content = self._file.read(self._bound + 1 - self.tell())
-        else:
-            content = self._file.read(size)
-        self._check(self.tell())
-        return content
+        content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        self._check(self._file.tell())
+        return len(content)
 
-    def read1(self, size: int = -1, /) -> bytes:
-        """Read some bytes; raises as :meth:`read`."""
-        return self.read(size if size > 0 else io.DEFAULT_BUFFER_SIZE)
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        """Read a line; raises as :meth:`read`."""
-        line = self._file.readline(
-            self._bound + 1 - self.tell() if size is None or size < 0 else size
-        )
-        self._check(self.tell())
-        return line
-
-    def _check(self, place: int) -> None:
+    def _check(self, place: int) -> int:
         limits.check_size(f"{self._name} unpacks to", place, limits.UNPACKED, self._bound)
+        return place
 
 
 @contextlib.contextmanager
@@ -117,7 +95,7 @@ def unzip(file: IO[bytes], name: str, bound: int | None = None) -> Iterator[IO[b
             yield file
         else:
             bound = limits.limit_in_memory() if bound is None else bound
-            yield cast(IO[bytes], Unzipped(OPENERS[kind](file), name, bound))
+            yield io.BufferedReader(Unzipped(OPENERS[kind](file), name, bound))
     except FileError:
         raise
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:

@@ -273,13 +273,13 @@ def attributes_of(data: Any) -> dict[str, Any]:
     if scipy.sparse.issparse(data):
         if hasattr(data, "check_format"):
             data.check_format(full_check=True)
-        source, target, weight, num_nodes = as_edges(data, "the SciPy matrix")
-        edge_index, edge_attr = merge(source, target, weight, num_nodes, "the SciPy matrix")
+        source, target, weight, names = as_edges(data, "the SciPy matrix")
+        edge_index, edge_attr = merge(source, target, weight, len(names), "the SciPy matrix")
         ones = torch.ones(edge_index.size(1))
         return {
             "edge_index": edge_index,
             "edge_attr": ones if edge_attr is None else edge_attr[:, 0],
-            "num_nodes": num_nodes,
+            "num_nodes": len(names),
         }
     if hasattr(data, "adjacency") and hasattr(
         data, "nodes"

@@ -1,9 +1,11 @@
 """Tables of edges and labels as people have them: ids of any kind, two or three columns; matrices and arrays."""
 
+import contextlib
 import io
 import logging
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from parallel_epochs.models.edge_index import INT32_END
 from parallel_epochs.pipeline.data.check import as_float32, check_numbering
 from parallel_epochs.pipeline.data.columns import read_bytes
+from parallel_epochs.pipeline.data.config import EdgesConfig
 from parallel_epochs.pipeline.data.content import hash_parts
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
@@ -57,6 +60,19 @@ ADJACENCY = "An adjacency list has lines of several lengths: networkx.read_adjli
 WEIGHTS = ("weight", "weights", "w", "value")
 SMALLEST, LARGEST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 
+# Errors of files that scipy cannot read.
+UNREADABLE = (
+    ValueError,
+    OverflowError,
+    NotImplementedError,
+    OSError,
+    EOFError,
+    LookupError,
+    TypeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
 # Source and target of each edge, the weights if there are any, and the names of the nodes.
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]
 
@@ -66,18 +82,8 @@ def hash_content(path: str, labels: str | None) -> str:
     return hash_parts(Path(table) for table in (path, labels) if table is not None)
 
 
-def read(
-    path: str,
-    labels: str | None,
-    header: bool | None,
-    train_fraction: float,
-    valid_fraction: float,
-    graph_seed: int,
-) -> Graph:
+def read(config: EdgesConfig) -> Graph:
     """Read a graph: edges that are there several times become one, with the sum of their weights.
-
-    Args:
-        header: whether the first line of a text names the columns; None: a line that looks so is refused.
 
     Returns:
         ``edge_index``; ``edge_attr`` [num_edges, 1], the weights, if there are any; ``y`` [num_nodes, num_labels], 1
@@ -87,28 +93,25 @@ def read(
     Raises:
         ValueError: a table cannot be read; the message names the file and the line.
     """
-    table = Path(path)
+    table, y = Path(config.path), None
     if table.suffix == ".npy":
         return _read_numbers(table)
-    y, kinds = None, None
-    if table.suffix == ".mat":
-        (source, target, weight, names), y = _read_matlab(table)
-    elif table.suffix == ".npz":
-        source, target, weight, names = _read_sparse(table)
+    if table.suffix in (".mat", ".npz"):
+        edges, y = _read_matlab(table) if table.suffix == ".mat" else (_read_sparse(table), None)
     else:
-        source, target, weight, names = _read_text(table, header)
-    if labels is not None:
-        y, kinds = _read_labels(Path(labels), names)
+        edges = _read_text(table, config.header)
+    source, target, weight, names = edges
     edge_index, edge_attr = merge(source, target, weight, len(names), table)
     data = Graph(
         edge_index=edge_index, edge_attr=edge_attr, num_nodes=len(names), **pack_names(names)
     )
+    if config.labels is not None:
+        y, kinds = _read_labels(Path(config.labels), names)
+        data.update(pack_names(kinds, "label_names"))
     if y is not None:
         data.y, data.metric = torch.from_numpy(y), "micro_f1"
-        if kinds is not None:
-            data.update(pack_names(kinds, "label_names"))
-        order = shuffle(~np.isnan(y).any(1), graph_seed)
-        masks = divide(order, len(names), train_fraction, valid_fraction)
+        order = shuffle(~np.isnan(y).any(1), config.graph_seed)
+        masks = divide(order, len(names), config.train_fraction, config.valid_fraction)
         data.update(dict(zip(MASKS, masks, strict=True)))
     return data
 
@@ -221,13 +224,11 @@ def as_weights(path: object, cells: pd.Series) -> np.ndarray:
 
 def _find_wrong(weight: np.ndarray) -> tuple[int, str]:
     """Return the place of the first wrong weight, and what is wrong with it; "" if all are right."""
+    size = np.abs(weight)
     for wrong, why in (
         (~np.isfinite(weight), "is not a finite number"),
-        (
-            np.abs(weight) > LARGEST,
-            f"is outside of float32, which ends at {LARGEST:.2g}: scale all",
-        ),
-        ((weight != 0) & (np.abs(weight) < SMALLEST), "float32 rounds to 0: scale all weights"),
+        (size > LARGEST, f"is outside of float32, which ends at {LARGEST:.2g}: scale all"),
+        ((size > 0) & (size < SMALLEST), "float32 rounds to 0: scale all weights"),
         (weight < 0, "is negative; weights must not be"),
     ):
         if wrong.any():
@@ -314,36 +315,37 @@ def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return y, np.array(kinds)
 
 
+@contextlib.contextmanager
+def _explaining(path: Path, kind: str) -> Iterator[None]:
+    """Say that a file is none of a kind, whatever scipy finds wrong with it."""
+    try:
+        yield
+    except UNREADABLE as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{path} is not {kind}: {reason}") from None
+
+
 def _read_matrix_market(path: Path, content: bytes) -> Edges:
     """Read an adjacency matrix in MatrixMarket's format. Its nodes are named by the numbers of their rows, from 1."""
-    try:
+    with _explaining(path, "a matrix in MatrixMarket's format that can be read"):
         num_rows, num_columns, num_entries, kind, *_ = scipy.io.mminfo(io.BytesIO(content))
         size = 8 * (num_rows * num_columns if kind == "array" else num_entries)
         limits.check_size(f"{path} unpacks to", size, limits.UNPACKED, limits.limit_in_memory())
         matrix = scipy.io.mmread(io.BytesIO(content))
-    except (ValueError, OverflowError, OSError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not a matrix in MatrixMarket's format that can be read: {error}"
-        ) from None
-    source, target, weight, num_nodes = as_edges(matrix, str(path))
-    return source, target, weight, np.arange(1, num_nodes + 1).astype(str)
+    return as_edges(matrix, str(path), first=1)
 
 
 def _read_matlab(path: Path) -> tuple[Edges, np.ndarray | None]:
     """Read ``network``, a matrix of weights, and ``group``, labels of its nodes, as DeepWalk's authors keep them."""
-    try:
+    with _explaining(path, "a readable MATLAB file"):
         content = scipy.io.loadmat(path)
-    except (ValueError, NotImplementedError, OSError, TypeError) as error:
-        raise ValueError(f"{path} is not a readable MATLAB file: {error}") from None
     if "network" not in content:
         there = ", ".join(key for key in content if not key.startswith("__"))
         raise ValueError(f"{path} has no `network`; there is {there}")
-    source, target, weight, num_nodes = as_edges(content["network"], f"{path}: network")
-    edges = source, target, weight, np.arange(num_nodes)
-    if "group" not in content:
+    edges, group = as_edges(content["network"], f"{path}: network"), content.get("group")
+    if group is None:
         return edges, None
-    group = content["group"]
-    labels = np.asarray(group.todense() if sp.issparse(group) else group)
+    labels, num_nodes = np.asarray(group.todense() if sp.issparse(group) else group), len(edges[3])
     if labels.dtype.kind not in "biuf" or labels.ndim != 2 or len(labels) != num_nodes:
         raise ValueError(
             f"{path}: group holds {labels.dtype} {list(labels.shape)}; labels are 0 and 1, a row for each "
@@ -355,35 +357,22 @@ def _read_matlab(path: Path) -> tuple[Edges, np.ndarray | None]:
 
 
 def _read_sparse(path: Path) -> Edges:
-    """Read an adjacency matrix that scipy.sparse.save_npz wrote. Its nodes are named by their numbers."""
-    try:
-        with files.open_file(path) as file:
-            matrix = sp.load_npz(file)
+    """Read an adjacency matrix that scipy.sparse.save_npz wrote."""
+    kind = "a matrix that scipy.sparse.save_npz wrote"
+    with _explaining(path, kind), files.open_file(path) as file:
+        matrix = sp.load_npz(file)
         if hasattr(matrix, "check_format"):
             matrix.check_format(full_check=True)
-    except (
-        ValueError,
-        EOFError,
-        KeyError,
-        TypeError,
-        IndexError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{path} is not a matrix that scipy.sparse.save_npz wrote: {reason}"
-        ) from None
-    source, target, weight, num_nodes = as_edges(matrix, str(path))
-    return source, target, weight, np.arange(num_nodes).astype(str)
+    return as_edges(matrix, str(path))
 
 
-def as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
-    """Turn an adjacency matrix into edges, their weights if not all are 1, and the number of nodes.
+def as_edges(matrix: Any, name: str, first: int = 0) -> Edges:
+    """Turn an adjacency matrix into edges, their weights if not all are 1, and names of the nodes: their numbers.
 
     Args:
         matrix: dense or sparse; what it stores of zeros is no edge.
         name: of the matrix, for messages.
+        first: number of the first node.
 
     Raises:
         ValueError: it is not square, or does not hold finite numbers.
@@ -411,7 +400,8 @@ def as_edges(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
         num_zeros = int((~stored).sum())
         log.info("%s: %s stored zeros are not edges and are left out", name, f"{num_zeros:,}")
         source, target, weight = source[stored], target[stored], weight[stored]
-    return source, target, None if (weight == 1).all() else weight, network.shape[0]
+    names = np.arange(first, first + network.shape[0]).astype(str)
+    return source, target, None if (weight == 1).all() else weight, names
 
 
 def merge(

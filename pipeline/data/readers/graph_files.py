@@ -20,13 +20,13 @@ from parallel_epochs.pipeline.data.check import (
     check_rows,
     check_tensor,
 )
+from parallel_epochs.pipeline.data.config import GraphFilesConfig
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.readers import many
 from parallel_epochs.pipeline.data.readers.many import Graphs
 from parallel_epochs.pipeline.data.readers.saved_graph import read_attributes
 from parallel_epochs.pipeline.data.sparse import with_edges
-from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 
 log = logging.getLogger(__name__)
@@ -35,19 +35,12 @@ USED = ("x", "edge_index", "adj_t", "edge_attr", "y", "num_nodes")
 SUFFIXES = (".pt", ".pth")
 
 
-def hash_content(folder: str) -> str:
+def hash_content(config: GraphFilesConfig) -> str:
     """Compute a digest of the names and the content of all files."""
-    return hash_named(path for paths in find_files(Path(folder)).values() for path in paths)
+    return hash_named(_list_files(config))
 
 
-def read(
-    folder: str,
-    metric: str | None,
-    train_fraction: float,
-    valid_fraction: float,
-    graph_seed: int,
-    needs_labels: bool = True,
-) -> Graph:
+def read(config: GraphFilesConfig, needs_labels: bool = True) -> Graph:
     """Read a folder of graphs.
 
     Each file holds a ``Data`` or a dict with ``edge_index`` [2, num_edges]; ``y``, one or several labels of the graph;
@@ -63,33 +56,30 @@ def read(
     Raises:
         ValueError: no graphs, or one that is not like the others; the message names the file.
     """
-    check_metric(metric)
-    splits = find_files(Path(folder))
-    paths = [path for files in splits.values() for path in files]
-    first = read_attributes(paths[0])
-    if unused := [key for key in first if key not in USED]:
+    check_metric(config.metric)
+    splits, paths = find_files(Path(config.folder)), _list_files(config)
+    if unused := [key for key in read_attributes(paths[0]) if key not in USED]:
         log.info("%s and the others: not used: %s", paths[0], ", ".join(unused))
     read_one = partial(read_graph, needs_labels=needs_labels)
-    graphs = many.read_in_parallel(partial(read_one, like=_shape(read_one(paths[0]))), paths)
+    read_like = partial(read_one, like=_shape(read_one(paths[0])))
+    graphs = many.read_in_parallel(read_like, paths)
     if not needs_labels:
         return many.as_union(graphs)
     if len(splits) > 1:
         split_of = np.repeat(list(splits), [len(files) for files in splits.values()])
         masks = [torch.from_numpy(split_of == name) for name in SPLITS]
     else:
-        masks = divide(
-            shuffle_all(len(paths), graph_seed), len(paths), train_fraction, valid_fraction
-        )
-    return many.as_union(graphs, metric=metric, masks=masks)
+        masks = many.divide_graphs(len(paths), config)
+    return many.as_union(graphs, metric=config.metric, masks=masks)
 
 
-def name_graphs(folder: str) -> list[str]:
+def _list_files(config: GraphFilesConfig) -> list[Path]:
+    return [path for paths in find_files(Path(config.folder)).values() for path in paths]
+
+
+def name_graphs(config: GraphFilesConfig) -> list[str]:
     """Return the paths of the graphs' files in their folder, in the order of :func:`read`."""
-    return [
-        str(path.relative_to(folder))
-        for paths in find_files(Path(folder)).values()
-        for path in paths
-    ]
+    return [str(path.relative_to(config.folder)) for path in _list_files(config)]
 
 
 def find_files(folder: Path) -> dict[str, list[Path]]:
@@ -99,17 +89,12 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
         ValueError: there are none, or files lie beside the folders of splits, or two folders are of one split.
     """
 
+    def key_of(path: Path) -> tuple:
+        parts = re.findall(r"(\D+)(\d*)", f"_{path.name}")
+        return [(text, int(digits or 0)) for text, digits in parts], path.name
+
     def list_files(inside: Path) -> list[Path]:
-        return sorted(
-            (path for path in inside.iterdir() if path.suffix in SUFFIXES),
-            key=lambda path: (
-                [
-                    (text, int(digits or 0))
-                    for text, digits in re.findall(r"(\D+)(\d*)", f"_{path.name}")
-                ],
-                path.name,
-            ),
-        )
+        return sorted((path for path in inside.iterdir() if path.suffix in SUFFIXES), key=key_of)
 
     beside, splits = list_files(folder), dict[str, Path]()
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -125,34 +110,22 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
                     f"of {split} graphs"
                 )
             splits[split] = inside
-    if other := next(
-        (
-            inside
-            for inside in folders
-            if splits and inside not in splits.values() and list_files(inside)
-        ),
-        None,
-    ):
+    others = [inside for inside in folders if splits and inside not in splits.values()]
+    for other in filter(list_files, others):
         log.warning(
             "%s holds graphs that are not read: it is no split of data.folder=%s, or beside one",
             other,
             folder,
         )
+    names = ", ".join(inside.name for inside in splits.values())
     if beside and splits:
         raise ValueError(
-            f"data.folder={folder} has {len(beside):,} files next to "
-            f"{', '.join(inside.name for inside in splits.values())}/: move them into one of these"
+            f"data.folder={folder} has {len(beside):,} files next to {names}/: move them into one of these"
         )
     if splits and "train" not in splits:
-        raise ValueError(
-            f"data.folder={folder} has {', '.join(inside.name for inside in splits.values())}/, but no "
-            "train/"
-        )
-    found = (
-        {split: list_files(splits[split]) for split in SPLITS if split in splits}
-        if splits
-        else {"": beside}
-    )
+        raise ValueError(f"data.folder={folder} has {names}/, but no train/")
+    found = {split: list_files(splits[split]) for split in SPLITS if split in splits}
+    found = found or {"": beside}
     if not next(iter(found.values())):
         raise ValueError(
             f"{splits.get('train', folder)} has no files *.pt: save each graph there by torch.save"
@@ -190,12 +163,9 @@ def _as_graph(saved: dict, needs_labels: bool) -> Graphs:
     if missing := [key for key in ("edge_index", *labels) if key not in saved]:
         raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}")
     tensors = {key: saved[key] for key in ("x", "edge_index", "edge_attr", *labels) if key in saved}
-    if needs_labels and (
-        isinstance(tensors["y"], (bool, int, float))
-        or isinstance(tensors["y"], Tensor)
-        and tensors["y"].dim() == 0
-    ):
-        tensors["y"] = torch.as_tensor(tensors["y"]).view(1)
+    y = tensors.get("y")
+    if isinstance(y, (bool, int, float)) or isinstance(y, Tensor) and y.dim() == 0:
+        tensors["y"] = torch.as_tensor(y).view(1)
     for key, value in tensors.items():
         check_tensor(key, value)
     edges, y = tensors["edge_index"], tensors["y"].detach().reshape(1, -1) if needs_labels else None

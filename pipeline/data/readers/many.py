@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parallel_epochs.pipeline.data.config import ManyGraphsConfig
 from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.launch import follow_parent, start_rank_server
@@ -150,6 +152,12 @@ def as_union(graphs: Graphs, *, metric: str | None = None, masks: Sequence[Tenso
         if value is not None:
             data[key] = torch.from_numpy(value)
     return data
+
+
+def divide_graphs(count: int, config: ManyGraphsConfig) -> list[Tensor]:
+    """Divide graphs by random into training, validation and test; returns their masks [count], bool."""
+    order = shuffle_all(count, config.graph_seed)
+    return divide(order, count, config.train_fraction, config.valid_fraction)
 
 
 def infer_metric(y: np.ndarray) -> str:

@@ -360,8 +360,8 @@ def _attributes(path: Path, saved: object) -> dict:
         saved = saved.to_dict()
     if not isinstance(saved, dict) or not all(isinstance(key, str) for key in saved):
         raise ValueError(
-            f"{path} holds a {type(saved).__name__}, and no attributes of a graph by their names: save a "
-            "torch_geometric Data, a HeteroData, or the dict that one of them gives by to_dict()"
+            f"{path} holds a {type(saved).__name__}, not a graph: save a torch_geometric Data, a HeteroData, or "
+            "the dict of names and attributes that one of them gives by to_dict()"
         )
     return {key: value for key, value in saved.items() if value is not None}
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pandas
 import torch
+from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import check_metric
 from parallel_epochs.pipeline.data.columns import open_unzipped, read_names, read_table
+from parallel_epochs.pipeline.data.config import SmilesConfig
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.readers import many  # which keeps ogb from asking the network
 from parallel_epochs.pipeline.data.readers.many import Graphs
-from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 
 from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # isort: skip
@@ -28,16 +29,7 @@ def hash_content(path: str) -> str:
     return hash_named([Path(path)])
 
 
-def read(
-    path: str,
-    metric: str | None,
-    label_columns: list[str] | None,
-    split_column: str | None,
-    train_fraction: float,
-    valid_fraction: float,
-    graph_seed: int,
-    needs_labels: bool = True,
-) -> Graph:
+def read(config: SmilesConfig, needs_labels: bool = True) -> Graph:
     """Read a table of molecules.
 
     Args:
@@ -50,20 +42,17 @@ def read(
     Raises:
         ValueError: no such table or columns, or a molecule that RDKit does not read; the message names the row.
     """
-    check_metric(metric)
-    table = _read_table(Path(path))
-    y = _read_labels(table, path, label_columns, {"smiles", split_column}) if needs_labels else None
-    rows = list(zip(range(len(table)), table["smiles"].fillna("").astype(str)))
+    check_metric(config.metric)
+    path, table, masks = config.path, _read_table(Path(config.path)), list[Tensor]()
+    rows = list(enumerate(table["smiles"].fillna("").astype(str)))
     graphs = many.read_in_parallel(partial(read_molecule, path), rows)
-    if y is None:
-        masks: list = []
-    elif split_column is None:
-        order = shuffle_all(len(table), graph_seed)
-        masks = divide(order, len(table), train_fraction, valid_fraction)
-    else:
-        masks = [torch.from_numpy(mask) for mask in _read_masks(table, path, split_column)]
-    graphs.y = y
-    data = many.as_union(graphs, metric=metric, masks=masks)
+    if needs_labels:
+        graphs.y = _read_labels(table, config)
+        if config.split_column is None:
+            masks = many.divide_graphs(len(table), config)
+        else:
+            masks = _read_masks(table, path, config.split_column)
+    data = many.as_union(graphs, metric=config.metric, masks=masks)
     data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
     return data
 
@@ -95,13 +84,9 @@ def read_molecule(path: str, row: tuple[int, str]) -> Graphs:
             "Correct it, or leave the row out"
         )
     graph = smiles2graph(smiles)
-    return Graphs(
-        np.array([graph["num_nodes"]]),
-        np.array([graph["edge_index"].shape[1]]),
-        graph["edge_index"],
-        graph["node_feat"].astype(np.uint8),
-        graph["edge_feat"].astype(np.uint8),
-    )
+    edges = graph["edge_index"]
+    features = (graph[name].astype(np.uint8) for name in ("node_feat", "edge_feat"))
+    return Graphs(np.array([graph["num_nodes"]]), np.array([edges.shape[1]]), edges, *features)
 
 
 def _read_table(path: Path) -> pandas.DataFrame:
@@ -119,44 +104,35 @@ def _read_table(path: Path) -> pandas.DataFrame:
     return table
 
 
-def _read_labels(
-    table: pandas.DataFrame, path: str, label_columns: list[str] | None, others: set[str | None]
-) -> np.ndarray:
+def _read_labels(table: pandas.DataFrame, config: SmilesConfig) -> np.ndarray:
     """Return the labels [num_rows, columns]: int64 if all are whole numbers, else float32."""
-    names = (
-        label_columns
-        if label_columns is not None
-        else [
-            name
-            for name in table.columns
-            if name not in others and pandas.api.types.is_numeric_dtype(table[name])
-        ]
-    )
+    path, names = config.path, config.label_columns
+    if names is None:
+        others = {"smiles", config.split_column}
+        is_number = pandas.api.types.is_numeric_dtype
+        names = [name for name in table if name not in others and is_number(table[name])]
+        log.info("%s: labels are the columns %s", path, ", ".join(map(str, names)))
     if not names:
         raise ValueError(
             f"{path} has no column of numbers for labels: name some in data.label_columns"
         )
-    columns = [table[name] for name in names]
-    for name, column in zip(names, columns):
-        if not pandas.api.types.is_numeric_dtype(column):
+    for name in names:
+        if not pandas.api.types.is_numeric_dtype(table[name]):
             raise ValueError(
-                f"data.label_columns={name}: the column of {path} holds {column.dtype}, not numbers"
+                f"data.label_columns={name}: the column of {path} holds {table[name].dtype}, not numbers"
             )
-    if label_columns is None:
-        log.info("%s: labels are the columns %s", path, ", ".join(map(str, names)))
-    y = np.stack([column.to_numpy(dtype=np.float64) for column in columns], axis=1)
+    y = table[names].to_numpy(np.float64)
     if len(wrong := np.argwhere(np.isinf(y.astype(np.float32)))):
         row, place = wrong[0]
         raise ValueError(
             f"{path}: row {row} (from 0, below the header) of the column {names[place]} holds "
             f"{y[row, place]:g}, which is not a finite number of float32"
         )
-    return y.astype(
-        np.int64 if (np.abs(y) < 2**53).all() and (y == np.round(y)).all() else np.float32
-    )
+    is_whole = (np.abs(y) < 2**53).all() and (y == np.round(y)).all()
+    return y.astype(np.int64 if is_whole else np.float32)
 
 
-def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[np.ndarray]:
+def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[Tensor]:
     column = table[split_column].map(lambda cell: SPLIT_NAMES.get(str(cell).strip().lower(), cell))
     if len(wrong := column[~column.isin(SPLITS)]):
         raise ValueError(
@@ -168,4 +144,4 @@ def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[n
             f"{path}: the train split is empty: no row has train in the column {split_column} "
             "(data.split_column)"
         )
-    return [(column == split).to_numpy() for split in SPLITS]
+    return [torch.tensor((column == split).tolist()) for split in SPLITS]

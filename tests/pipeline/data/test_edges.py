@@ -7,6 +7,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
+from parallel_epochs.pipeline.data.config import EdgesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.readers import edge_table as edges
 
@@ -15,7 +16,7 @@ def read(path, content=None, *, labels=None, header=None):
     """Names, the set of edges and the weights."""
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    data = edges.read(str(path), labels, header, 0.5, 0.1, 0)
+    data = edges.read(EdgesConfig(path=str(path), labels=labels, header=header, train_fraction=0.5))
     return data, unpack_names(data), sorted(map(tuple, data.edge_index.t().tolist()))
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from parallel_epochs.pipeline.data.readers import ogb_node, saved_graph as file
+from parallel_epochs.pipeline.data.readers import ogb_link, saved_graph as file
 from parallel_epochs.pipeline.run import checkpoint, files
 from tests.helpers.running import forked, status_of
 
@@ -245,7 +245,7 @@ READERS = {
     "tensors": lambda path: checkpoint.read_tensors(path, str(path)),
     "a checkpoint": checkpoint.load,
     "a mapped checkpoint": lambda path: checkpoint.load(path, mmap=True),
-    "ogb": lambda path: ogb_node.load_arrays(path, "no split"),
+    "ogb": ogb_link._load,
 }
 COO = torch.sparse_coo_tensor(
     torch.ones(2, 1).long().expand(2, 10**12),
