@@ -131,7 +131,7 @@ def entries(config: "DataclassInstance", prefix: str = "") -> Iterator[Entry]:
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from entries(value, f"{prefix}{field.name}.")
-        else:
+        elif "meaning" in field.metadata:  # other fields follow from keys
             yield Entry(f"{prefix}{field.name}", value, field.type, field.metadata["meaning"])
 
 

@@ -238,27 +238,6 @@ def featureless() -> Any:
     )
 
 
-def label_type() -> Any:
-    """Declare the key of graphs with several types of nodes that names the one whose labels are learned."""
-    return key(
-        None,
-        "Type of the nodes whose labels are learned; the same as task.type, which sets it.",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-
-
-def hide_labelled() -> Any:
-    """Declare the key of graphs whose edges have labels that says which of these edges send no messages."""
-    return key(
-        None,
-        "Leave the labelled edges of validation and test out of the messages; the same as "
-        "task.hide_labelled, which sets it for task=edge.",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-
-
 def reading() -> Any:
     """Declare the key of readers that have read the same files in another way before."""
     return key(

@@ -544,6 +544,9 @@ def hash_graph(config: DataConfig) -> str:
         and not (entry.meaning.hashed_if_given and entry.value == usual[entry.name])
     }
     shaping |= config.fixed
+    for name in ("label_type", "hide_labelled"):
+        if (value := getattr(config, name, None)) is not None:
+            shaping[name] = value
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
     shaping["format"] = FORMAT

@@ -13,8 +13,6 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     degrees,
     featureless,
-    hide_labelled,
-    label_type,
     reading,
     refuse_changes,
     refuse_without_labels,
@@ -33,7 +31,6 @@ from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.names import SPLIT_NAMES
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.words import command_of
 
 # The column of the molecules in a table of them.
@@ -109,15 +106,7 @@ class DigitsConfig(DataConfig):
             raise ValueError(
                 f"data.num_neighbors must be between 1 and 1796, not {self.num_neighbors}"
             )
-        if not (
-            self.train_fraction > 0
-            and self.valid_fraction > 0
-            and self.train_fraction + self.valid_fraction < 1
-        ):
-            raise ValueError(
-                f"data.train_fraction={self.train_fraction} and data.valid_fraction={self.valid_fraction} "
-                "must be positive, and their sum must be less than 1: the rest is for the test"
-            )
+        check_fractions(self.train_fraction, self.valid_fraction)
 
 
 @dataclass
@@ -185,7 +174,7 @@ class OGBHeteroConfig(OGBConfig):
     name: str = key("ogbn-mag", "Name of the dataset.", choices=OGB_HETERO_NAMES, shapes_graph=True)
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
-    label_type: str | None = label_type()
+    label_type: str | None = None  # task.type sets it
 
 
 def _random_walk() -> Any:
@@ -307,23 +296,20 @@ class FileConfig(DataConfig):
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
-    label_type: str | None = label_type()
-    hide_labelled: bool | None = hide_labelled()
+    label_type: str | None = None  # task.type sets it
+    hide_labelled: bool | None = None  # task.hide_labelled sets it for task=edge
+
+    def _check_time(self, name: str, unit: str) -> None:
+        if self.split == "time" and getattr(self, name) is None:
+            raise ValueError(
+                f"data.split=time needs data.{name}, the attribute with a time for each {unit}"
+            )
 
     def check_edges(self) -> None:
-        if self.split == "time" and self.edge_time is None:
-            raise ValueError(
-                "task=edge with data.split=time needs data.edge_time, the attribute with a time for each "
-                "edge"
-            )
+        self._check_time("edge_time", "edge")
 
     def check(self) -> None:
         check_fractions(self.train_fraction, self.valid_fraction)
-        if self.split == "time" and self.time_column is None and self.edge_time is None:
-            raise ValueError(
-                "data.split=time needs data.time_column, the attribute with a time for each node, or for "
-                "task=link data.edge_time, the one with a time for each edge"
-            )
         for name in ("time_column", "edge_time"):
             if self.split != "time" and (value := getattr(self, name)) is not None:
                 raise ValueError(
@@ -344,18 +330,11 @@ class FileConfig(DataConfig):
         raise ValueError(f"data.path={self.path} {problem}")
 
     def check_labels(self) -> None:
-        if self.split == "time" and self.time_column is None:
-            raise ValueError(
-                "data.split=time needs data.time_column, the attribute with a time for each node"
-            )
+        self._check_time("time_column", "node")
 
     def check_links(self, relation: object = None) -> None:
         super().check_links(relation)
-        if self.split == "time" and self.edge_time is None:
-            raise ValueError(
-                "task=link with data.split=time needs data.edge_time, the attribute with a time for each "
-                "edge"
-            )
+        self._check_time("edge_time", "edge")
 
 
 @dataclass
@@ -639,13 +618,6 @@ class MathConfig(DataConfig):
                 f"data.num_train, data.num_valid and data.num_test ask for {asked:,} triples, but "
                 f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
                 f"make only {there:,}. Lower the former or raise the latter"
-            )
-        needed = 40 * there
-        if needed > machine_memory():
-            raise ValueError(
-                f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
-                f"make {there:,} triples to draw from. They take {format_bytes(needed)}; this machine has "
-                f"{format_bytes(machine_memory())}"
             )
 
 

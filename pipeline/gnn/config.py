@@ -348,6 +348,7 @@ class FeaturesConfig:
     optimizer: str = key(
         "sparse_adam",
         "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",
+        choices=("sparse_adam", "sgd"),
         when=TABLE,
     )
 
@@ -508,20 +509,6 @@ WHOLE_GRAPHS = {"task.name": ("graph",)}
 # A method that is named, rather than chosen where one fits.
 BASE = {"task.base": lambda name: name not in ("none", "auto")}
 RULES = (
-    *(
-        Rule(
-            when,
-            name,
-            ("graph",),
-            "labels of whole graphs need both, and a dataset of many graphs (data=ogb_graph, "
-            "graph_files or smiles)",
-        )
-        for when, name in (
-            (WHOLE_GRAPHS, "loader.name"),
-            ({"loader.name": ("graph",)}, "task.name"),
-        )
-    ),
-    Rule(WHOLE_GRAPHS, "partition.name", ("random", "whole"), "whole graphs are not cut"),
     Rule(WHOLE_GRAPHS, "evaluation.method", ("exact",), "whole graphs fit into a batch"),
     Rule(
         WHOLE_GRAPHS,
@@ -536,7 +523,12 @@ RULES = (
         ("data",),
         "a learned table has rows for the nodes of one graph only",
     ),
-    Rule(WHOLE_GRAPHS, "train.label_input", (0.0,), "labels of graphs are no inputs of nodes"),
+    Rule(
+        {"task.name": ("graph", "link")},
+        "train.label_input",
+        (0.0,),
+        "labels of graphs and links are no inputs of nodes",
+    ),
     Rule(
         LINK,
         "loader.name",
@@ -544,9 +536,12 @@ RULES = (
         "training pairs lie within clusters. evaluation=neighbor predicts links "
         "from sampled neighbours",
     ),
-    Rule(LINK, "data.components", ("all",), "pairs may lie in several components"),
-    Rule(EDGE, "data.components", ("all",), "edges are learned with the nodes at their ends"),
-    Rule(LINK, "train.label_input", (0.0,), "links have no labels of nodes"),
+    Rule(
+        {"task.name": ("edge", "link")},
+        "data.components",
+        ("all",),
+        "pairs of nodes may lie in several components",
+    ),
     Rule(
         TABLE,
         "train.init",
@@ -568,19 +563,18 @@ RULES = (
         (True,),
         "the table replaces the scores",
     ),
-    Rule(
-        {"model.name": ("auto",)},
-        "data.components",
-        lambda value: value != "separate",
-        "one model is chosen",
-        "data.components=all, largest or a number",
-    ),
-    Rule(
-        BASE,
-        "data.components",
-        lambda value: value != "separate",
-        "one simple method is fitted to all nodes",
-        "data.components=all, largest or a number",
+    *(
+        Rule(
+            when,
+            "data.components",
+            lambda value: value != "separate",
+            why,
+            "data.components=all, largest or a number",
+        )
+        for when, why in (
+            ({"model.name": ("auto",)}, "one model is chosen"),
+            (BASE, "one simple method is fitted to all nodes"),
+        )
     ),
     Rule(
         {"task.candidate": lambda name: name != keys.AUTO},
@@ -718,12 +712,16 @@ class GNNConfig(RunConfig):
         return self.task.name == "link"
 
     def check_components(self) -> None:
-        if (self.data.holds == "graphs") != (self.loader.name == "graph"):
+        parts = (
+            self.data.holds == "graphs",
+            self.task.name == "graph",
+            self.loader.name == "graph",
+        )
+        if any(parts) and not all(parts):
             raise ValueError(
-                f"data={self.data.source} with task={self.task.name} and loader={self.loader.name} do not "
-                "fit each other. Labels of whole graphs need task=graph, loader=graph and "
-                "a dataset of many graphs (data=ogb_graph, graph_files or smiles); labels of nodes need "
-                "none of them"
+                f"data={self.data.source}, task={self.task.name} and loader={self.loader.name} do not fit "
+                "each other. Labels of whole graphs need task=graph, loader=graph and a dataset of many "
+                "graphs (data=ogb_graph, graph_files or smiles); others need none of them"
             )
         components = self.data.components
         if components not in ("all", "largest", "separate") and not (
@@ -749,18 +747,6 @@ class GNNConfig(RunConfig):
                 "data=tables with data.nodes.text_features=scores. Leave it out"
             )
         _check_class_weights(self.task.class_weights)
-        sparse, dense = ("sparse_adam", "sgd"), keys.meaning_of(GNNTrainConfig, "optimizer").choices
-        if self.features.optimizer in dense:
-            raise ValueError(
-                f"features.optimizer={self.features.optimizer} takes no sparse gradients, and would move "
-                "every row of the table at every step. Choose sparse_adam or sgd; train.optimizer="
-                f"{self.train.optimizer} is the optimizer of the model"
-            )
-        if self.features.optimizer not in sparse:
-            raise ValueError(
-                f"features.optimizer={self.features.optimizer} is unknown; choose one of "
-                f"{', '.join(sparse)}"
-            )
         if conv := getattr(self.model, "conv", ""):
             _check_conv(conv)
         if self.loader.name == "neighbor":

@@ -18,8 +18,6 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     degrees,
     featureless,
-    hide_labelled,
-    label_type,
     reading,
     refuse_without_labels,
     reverse_relations,
@@ -108,8 +106,8 @@ class TablesConfig(DataConfig):
     )
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
-    label_type: str | None = label_type()
-    hide_labelled: bool | None = hide_labelled()
+    label_type: str | None = None  # task.type sets it
+    hide_labelled: bool | None = None  # task.hide_labelled sets it for task=edge
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     degrees: bool = degrees(True)
     duplicates: str = key(

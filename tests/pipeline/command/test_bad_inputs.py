@@ -293,7 +293,7 @@ COMMANDS = [
     (
         TRAIN,
         "train.schedule=plateu",
-        "train.schedule=plateu is unknown; choose one of none, linear, cosine, step, plateau",
+        "train.schedule=plateu is unknown; choose one of none, linear, cosine, plateau",
     ),
     (
         TRAIN,
@@ -412,8 +412,8 @@ COMMANDS = [
     (
         TRAIN,
         "data=digits data.train_fraction=1",
-        "data.train_fraction=1.0 and data.valid_fraction=0.2 must be positive, and their sum must be less than 1: the "
-        "rest is for the test",
+        "data.train_fraction=1.0 must be more than 0, data.valid_fraction=0.2 must be at least 0, and their sum must "
+        "be at most 1",
     ),
     # Sizes that no machine has.
     (

@@ -1,5 +1,6 @@
 """Keys of earlier versions in the config.yaml of a run."""
 
+import json
 import re
 
 import pytest
@@ -18,7 +19,7 @@ def test_a_saved_run_may_hold_the_value_that_is_fixed_now(name, configure, tmp_p
     part, _, last = name.rpartition(".")
     for value, opens in ((next(iter(gone.KEYS[name]), 7), True), ("other", not gone.KEYS[name])):
         text = keys.to_yaml(config)
-        shown = "null" if value is None else str(value).lower()
+        shown = json.dumps(value)
         line = f"{part}:\n  {last}: {shown}" if part else f"{last}: {shown}"
         assert text.count(f"\n{part}:\n") <= 1
         text = (

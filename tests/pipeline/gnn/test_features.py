@@ -289,7 +289,10 @@ def test_nodes_without_a_row_get_the_mean(configure, tmp_path, monkeypatch):
 
 def test_what_cannot_be_is_refused_before_any_work(configure, monkeypatch):
     for overrides, message in (
-        (["features.optimizer=adam"], "features.optimizer=adam takes no sparse gradients"),
+        (
+            ["features.optimizer=adam"],
+            "features.optimizer=adam is unknown; choose one of sparse_adam, sgd",
+        ),
         (
             ["features.optimizer=lion"],
             "features.optimizer=lion is unknown; choose one of sparse_adam, sgd",

@@ -133,7 +133,7 @@ def test_python_takes_the_seconds_of_the_comparison(tmp_path):
             ["data.components=separate"],
             "model=auto needs data.components=all, .*since one model is chosen",
         ),
-        (["task=graph"], "data=digits with task=graph and loader=graph do not fit"),
+        (["task=graph"], "data=digits, task=graph and loader=graph do not fit"),
     ],
 )
 def test_what_does_not_fit_is_refused(overrides, message, configure):
