@@ -218,6 +218,16 @@ class RunConfig:
         """Tell whether `resume` names the run to continue."""
         return self.resume not in (None, keys.AUTO)
 
+    @property
+    def predicts_links(self) -> bool:
+        """Tell whether pairs of nodes are predicted, and not labels."""
+        return False
+
+    @property
+    def lr_scaling(self) -> str:
+        """How the learning rate follows the number of ranks."""
+        return "none"
+
     def check(self) -> None:
         """Refuse values that no run of this product can have.
 

@@ -265,7 +265,7 @@ class Model:
             ValueError: an id names no node, or the model neither predicts links nor has learned vectors.
         """
         config = self.run.config
-        if not (product_of(config).learns_vectors or getattr(config, "predicts_links", False)):
+        if not (product_of(config).learns_vectors or config.predicts_links):
             raise ValueError(
                 f"{self.run.folder} does not predict links (task=link), whose targets top() ranks"
             )

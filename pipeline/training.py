@@ -422,7 +422,7 @@ def train_part(
         experiment=config.name,
         metric=trainer.about.metric,
         parallel=config.parallel.name,
-        lr_scaling=getattr(config.parallel, "lr_scaling", "none"),
+        lr_scaling=config.lr_scaling,
         seed=config.seed,
         command=command,
         device=part.device,

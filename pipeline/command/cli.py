@@ -339,7 +339,7 @@ def _check_inputs(config: RunConfig, named: set[str], *, needs_data: bool) -> No
             run_folder.resolve(
                 config, Path(choose_run_dir(config.resume, "")).absolute(), named=named
             )
-    elif needs_data or not config.data.can_download:  # then it must be there
+    elif needs_data or not config.data.downloads:  # then it must be there
         config.data.check()
     _check_driver(config.device)
 
@@ -447,9 +447,7 @@ def open_run(cfg: DictConfig, command: str) -> tuple["SavedRun", Any]:
     options = schema.to_options(cfg, config, command)
     if isinstance(options, ExplainConfig):
         if config.explains:
-            options.check_question(
-                options.run, takes_pairs=getattr(config, "predicts_links", False)
-            )
+            options.check_question(options.run, takes_pairs=config.predicts_links)
         refuse_explanation(path, config, content)
     run = saved_run(options, config, content)
     _check_files(options, config, predicts=command == "predict")

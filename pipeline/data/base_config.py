@@ -37,7 +37,6 @@ class DataConfig:
             holding it in memory, and keeps there what was learned of it.
         links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
             divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
-        can_download: whether `python -m pipeline.prepare` downloads it, unless its ``folder`` is given.
         fixed: keys of earlier versions that shaped a graph, with the values that are fixed now, which a hash counts.
         folds_of_scores: folds of the training nodes, if some features are scores of texts; none otherwise.
         may_have_text_scores: whether such features may be there.
@@ -47,7 +46,6 @@ class DataConfig:
     is_stored: ClassVar[bool] = False
     links: ClassVar[str] = "none"
     other_keys: ClassVar[tuple[str, ...]] = ()
-    can_download: ClassVar[bool] = False
     fixed: ClassVar[dict[str, Any]] = {}
     source: str = key("", "Reader of the dataset.", shapes_graph=True)
     components: str = key(
@@ -115,9 +113,34 @@ class DataConfig:
         return self.degrees
 
     @property
+    def num_walks(self) -> int:
+        """The number of columns of ``x`` with probabilities of random walks."""
+        return 0
+
+    @property
+    def num_vectors(self) -> int:
+        """The number of the last columns of ``x``, entries in eigenvectors of a graph's Laplacian."""
+        return 0
+
+    @property
     def num_last(self) -> int:
         """The number of the last columns of ``x`` that say where a node stands in its graph."""
-        return sum(getattr(self, name, None) or 0 for name in ("random_walk", "laplacian"))
+        return self.num_walks + self.num_vectors
+
+    @property
+    def has_rows(self) -> bool:
+        """Tell whether labels have times of their own."""
+        return False
+
+    @property
+    def until(self) -> tuple[float, float] | None:
+        """The last time of training and that of validation, if times divide the data and not fractions."""
+        return None
+
+    @property
+    def downloads(self) -> bool:
+        """Tell whether `python -m pipeline.prepare` downloads it."""
+        return False
 
     @property
     def may_have_text_scores(self) -> bool:

@@ -255,7 +255,7 @@ def load_links(
         chosen.graph_seed,
         config.node_features,
         config.link_negatives,
-        getattr(config, "until", None),
+        config.until,
     )
     # Links that are hidden must not show in the features: they are counted and averaged over the edges that are left.
     num_hops = config.propagate
@@ -313,8 +313,8 @@ def prepare_as(config: DataConfig, data: Graph, **options: Any) -> Graph:
         to_undirected=config.to_undirected,
         add_self_loops=config.add_self_loops,
         node_features=config.node_features,
-        random_walk=getattr(config, "random_walk", None),
-        laplacian=getattr(config, "laplacian", None),
+        random_walk=config.num_walks or None,
+        laplacian=config.num_vectors or None,
         **options,
     )
 
@@ -370,7 +370,7 @@ def download(config: DataConfig) -> None:
     Raises:
         OSError: the download failed.
     """
-    if config.can_download and getattr(config, "folder", None) is None:
+    if config.downloads:
         _call(_reader(config).download, config)
 
 

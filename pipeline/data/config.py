@@ -113,7 +113,6 @@ class DigitsConfig(DataConfig):
 class OGBConfig(DataConfig):
     """A node dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
-    can_download: ClassVar[bool] = True
     source: str = key(
         "ogb",
         "Node dataset of the Open Graph Benchmark, or a folder in its raw layout.",
@@ -134,6 +133,10 @@ class OGBConfig(DataConfig):
         is_path=True,
         names_files=True,
     )
+
+    @property
+    def downloads(self) -> bool:
+        return self.folder is None
 
     def origin(self) -> str:
         return str(self.directory)
@@ -177,8 +180,12 @@ class OGBHeteroConfig(OGBConfig):
     label_type: str | None = None  # task.type sets it
 
 
-def _random_walk() -> Any:
-    return key(
+@dataclass
+class EncodedGraphsConfig(DataConfig):
+    """Many graphs, whose nodes may get columns that say where they stand in their graph."""
+
+    holds: ClassVar[str] = "graphs"
+    random_walk: int | None = key(
         None,
         "Number K of steps of a random walk: the model also reads the probabilities that a walk from the "
         "node is back after 1 to K steps.",
@@ -187,10 +194,7 @@ def _random_walk() -> Any:
         shapes_graph=True,
         hashed_if_given=True,
     )
-
-
-def _laplacian() -> Any:
-    return key(
+    laplacian: int | None = key(
         None,
         "Number K of eigenvectors of each graph's normalised Laplacian: the model also reads the node's "
         "entries in those of the K smallest eigenvalues above 0. In training, the signs are random.",
@@ -200,12 +204,19 @@ def _laplacian() -> Any:
         hashed_if_given=True,
     )
 
+    @property
+    def num_walks(self) -> int:
+        return self.random_walk or 0
+
+    @property
+    def num_vectors(self) -> int:
+        return self.laplacian or 0
+
 
 @dataclass
-class OGBGraphConfig(OGBConfig):
+class OGBGraphConfig(OGBConfig, EncodedGraphsConfig):
     """A graph dataset of the Open Graph Benchmark, or any folder in its raw CSV layout."""
 
-    holds: ClassVar[str] = "graphs"
     source: str = key(
         "ogb_graph",
         "Graph dataset of the Open Graph Benchmark, or a folder in its raw layout.",
@@ -214,8 +225,6 @@ class OGBGraphConfig(OGBConfig):
     name: str = key(
         "ogbg-molhiv", "Name of the dataset.", choices=OGB_GRAPH_NAMES, shapes_graph=True
     )
-    random_walk: int | None = _random_walk()
-    laplacian: int | None = _laplacian()
 
     def check(self) -> None:
         refuse_changes(self, "many graphs")
@@ -375,10 +384,9 @@ class StoreConfig(DataConfig):
 
 
 @dataclass
-class ManyGraphsConfig(DataConfig):
+class ManyGraphsConfig(EncodedGraphsConfig):
     """Many graphs of the user, read by several processes."""
 
-    holds: ClassVar[str] = "graphs"
     metric: str | None = key(
         None,
         "Metric of the labels. Default: rocauc for labels of 0, 1 and NaN, acc for other "
@@ -397,8 +405,6 @@ class ManyGraphsConfig(DataConfig):
     graph_seed: int = key(
         0, "Seed of the split (datasets without splits).", minimum=0, shapes_graph=True
     )
-    random_walk: int | None = _random_walk()
-    laplacian: int | None = _laplacian()
 
     def check(self) -> None:
         refuse_changes(self, "many graphs")

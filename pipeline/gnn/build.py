@@ -194,8 +194,8 @@ def _describe_inputs(config: GNNConfig, data: Data, **options: Any) -> str:
         is_file=config.data.source.startswith(("file", "ogb")),
         node_features=config.data.node_features,
         num_hops=config.data.propagate,
-        num_walks=getattr(config.data, "random_walk", None) or 0,
-        num_vectors=getattr(config.data, "laplacian", None) or 0,
+        num_walks=config.data.num_walks,
+        num_vectors=config.data.num_vectors,
         learned_types=config.features.types,
         **options,
     )

@@ -708,8 +708,11 @@ class GNNConfig(RunConfig):
 
     @property
     def predicts_links(self) -> bool:
-        """Tell whether pairs of nodes are predicted, and not labels."""
         return self.task.name == "link"
+
+    @property
+    def lr_scaling(self) -> str:
+        return self.parallel.lr_scaling
 
     def check_components(self) -> None:
         parts = (

@@ -19,6 +19,6 @@ KINDS: dict[str, type[Kind]] = {
 
 def kind_of(config: GNNConfig) -> Kind:
     """Return what a run learns: of task=node with a label table, its rows."""
-    if config.task.name == "node" and getattr(config.data, "has_rows", False):
+    if config.task.name == "node" and config.data.has_rows:
         return RowKind(config)
     return KINDS[config.task.name](config)

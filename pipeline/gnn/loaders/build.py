@@ -145,7 +145,7 @@ def _build_graph_loader(
         data,
         batch_size=config.loader.batch_size,
         seed=config.seed,
-        num_vectors=getattr(config.data, "laplacian", None) or 0,
+        num_vectors=config.data.num_vectors,
         device=device,
     )
     if (
