@@ -423,6 +423,8 @@ def check_options(options: Any, given: Mapping[str, Any]) -> None:
             _check_integer(name, given[name], 1)
     for declared in fields(options):
         _check_value(declared, given[declared.name])
+    if given.get("num_relations"):
+        _check_relations(given)
     if not given.get("encode_x", True):
         columns = given["in_channels"] + given["num_categories"]
         if given["node_tables"] is not None or given["type_columns"] is not None:
@@ -460,7 +462,6 @@ def _check_value(declared: Field, value: Any) -> None:
 
 def _check_together(options: Mapping[str, Any]) -> None:
     """Refuse options of DeeperGCN and RevGNN that do not go with each other."""
-    _check_edges(options)
     if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
         raise ValueError(
             f"virtual_node={options['virtual_node']} needs layers of one width, but block=dense has wider "
@@ -472,14 +473,24 @@ def _check_together(options: Mapping[str, Any]) -> None:
         raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
 
 
-def _check_edges(options: Mapping[str, Any]) -> None:
-    relations = f"num_relations={options['num_relations']}" if options["num_relations"] else ""
-    if relations and not options["edge_dim"]:
+def check_multiple(hidden_channels: int, name: str, number: int) -> None:
+    """Refuse a number of channels that cannot be shared out evenly.
+
+    Raises:
+        ValueError: names the option that has the number of shares.
+    """
+    if hidden_channels % number:
+        raise ValueError(f"hidden_channels={hidden_channels} is not a multiple of {name}={number}")
+
+
+def _check_relations(options: Mapping[str, Any]) -> None:
+    relations = f"num_relations={options['num_relations']}"
+    if not options["edge_dim"]:
         raise ValueError(
             f"{relations} needs edge_attr, whose column 0 holds the relation of each edge, but edge_dim="
             f"{options['edge_dim']}"
         )
-    if relations and options["edge_tables"] is not None:
+    if options["edge_tables"] is not None:
         raise ValueError(
             f"{relations} cannot be combined with edge_tables={options['edge_tables']}: the columns "
             "behind the relation must hold numbers"

@@ -38,7 +38,7 @@ from parallel_epochs.models.networks.foreign import (
     tiny_graph,
 )
 from parallel_epochs.models.networks.heads import pool_graphs
-from parallel_epochs.models.networks.options import PyGOptions, takes_options
+from parallel_epochs.models.networks.options import PyGOptions, check_multiple, takes_options
 from parallel_epochs.models.residual import NORMS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -415,11 +415,7 @@ def create_edge_columns(
             category. 0: no encoder, only one-hot columns of categories.
     """
     if num_relations:
-        if tables is not None or not edge_dim:
-            raise ValueError(
-                f"num_relations={num_relations} needs edge features whose first column is the number of a "
-                f"relation, but edge_dim={edge_dim} and edge_tables={tables}"
-            )
+        assert edge_dim is not None
         columns, width = RelationColumns(num_relations), num_relations + edge_dim - 1
         if encoded:
             return torch.nn.Sequential(columns, create_edge_encoder(width, encoded)), encoded
@@ -568,8 +564,8 @@ def create_conv(
         raise ValueError(
             f"kwargs: heads of {kind.__name__} must be a whole number of at least 1, not {heads!r}"
         )
-    if joined and channels % heads:
-        raise ValueError(f"hidden_channels={channels} is not a multiple of heads={heads}")
+    if joined:
+        check_multiple(channels, "heads", heads)
     if kind is GENConv and given.get("aggr") == "power":
         given = given | {"aggr": "powermean"}  # which PyG means
     known: dict[str, Any] = dict(

@@ -16,6 +16,7 @@ from parallel_epochs.models.networks.options import (
     HGTOptions,
     LayerOptions,
     RGCNOptions,
+    check_multiple,
     takes_options,
 )
 from parallel_epochs.models.networks.pyg import ACTIVATIONS, create_norm
@@ -36,11 +37,6 @@ class TypedModel(GraphModel):
         *,
         options: LayerOptions,
     ):
-        if options.num_relations and not options.edge_dim:
-            raise ValueError(
-                f"num_relations={options.num_relations} needs edge features whose first column is the "
-                f"number of a relation, but edge_dim={options.edge_dim}"
-            )
         super().__init__(in_channels, hidden_channels, options)
         self.num_types = options.num_categories
         self.layers = torch.nn.ModuleList()
@@ -194,8 +190,7 @@ class HGT(TypedModel):
     ):
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, options=options)
         heads = options.heads
-        if hidden_channels % heads:
-            raise ValueError(f"heads={heads} does not divide hidden_channels={hidden_channels}")
+        check_multiple(hidden_channels, "heads", heads)
         num_types, num_relations = max(options.num_categories, 1), max(options.num_relations, 1)
         self.layers.extend(
             HGTConv(

@@ -22,7 +22,7 @@ from parallel_epochs.models.networks.encoders import (
 )
 from parallel_epochs.models.networks.gen_layers import create_conv
 from parallel_epochs.models.networks.graph_model import GraphModel
-from parallel_epochs.models.networks.options import RevGNNOptions, takes_options
+from parallel_epochs.models.networks.options import RevGNNOptions, check_multiple, takes_options
 from parallel_epochs.models.residual import NORMS, fix_statistics
 
 # Dtype of the residual stream. Backward inverts it, and its rounding must stay below that of the float32 branches.
@@ -63,10 +63,7 @@ class RevGNN(GraphModel):
         options: RevGNNOptions,
     ):
         num_groups = options.num_groups
-        if hidden_channels % num_groups:
-            raise ValueError(
-                f"hidden_channels={hidden_channels} is not a multiple of num_groups={num_groups}"
-            )
+        check_multiple(hidden_channels, "num_groups", num_groups)
         super().__init__(in_channels, hidden_channels, options)
         self.num_layers, self.num_groups, self.reversible = (
             num_layers,

@@ -498,18 +498,19 @@ def load_run(path: Path, *, trusts: bool) -> tuple[RunConfig, "Content | None"]:
     else:
         from parallel_epochs.pipeline.run import checkpoint  # imports torch
 
+        problem, content = "", checkpoint.Content(path, {})
         try:
             content = checkpoint.load(origin := path)
         except DamagedFile as error:
-            raise ValueError(
-                f"run={path} is no run directory, and no model that export=FILE wrote: {error}"
-            ) from None
+            problem = f": {error}"
         kinds = {"shared": int, "config": str, "state": dict, "learned": dict}
         if (
             not all(isinstance(content.get(name), kind) for name, kind in kinds.items())
             or content["shared"] != 1
         ):
-            raise ValueError(f"run={path} is no run directory, and no model that export=FILE wrote")
+            raise ValueError(
+                f"run={path} is no run directory, and no model that export=FILE wrote{problem}"
+            )
         config = schema.parse(content["config"], path)
     trust.check(config, origin, trust=trusts)
     return config, content

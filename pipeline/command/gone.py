@@ -17,6 +17,7 @@ KEYS: dict[str, tuple] = {
     "data.skip_invalid": (),
     "data.smiles_column": ("smiles",),
     "data.summaries": (0,),
+    "data.threads": (),
     "evaluation.smooth": (),
     "features.device": (),
     "loader.backend": ("native",),

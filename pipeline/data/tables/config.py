@@ -201,13 +201,6 @@ class TablesConfig(DataConfig):
         "Memory that DuckDB may use. It writes what does not fit to files in cache_dir.",
         changes_numbers=False,
     )
-    threads: int = key(
-        0,
-        "Number of threads of DuckDB. 0: as many as PyTorch uses.",
-        minimum=0,
-        below=1024,
-        changes_numbers=False,
-    )
 
     def check_others(self, given: dict[str, str | None], run: Path) -> None:
         has_schema = self.schema is not None

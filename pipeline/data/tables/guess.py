@@ -240,7 +240,7 @@ def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
     with (
         tempfile.TemporaryDirectory() as work,
         Database(
-            Path(work), "4GB", 0, [part for path, *_ in stamp for part in heads.members(path)]
+            Path(work), "4GB", [part for path, *_ in stamp for part in heads.members(path)]
         ) as db,
     ):
         tables = [_profile(db, place, path) for place, (path, *_) in enumerate(stamp)]

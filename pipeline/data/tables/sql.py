@@ -37,20 +37,19 @@ class Database:
     Args:
         folder: holds the file and what does not fit into memory, under names that begin with "work-".
         memory_limit: of DuckDB, such as "4GB".
-        threads: of DuckDB; 0: as many as torch has.
         paths: the files that queries may read or write.
 
     Raises:
         FileError: it cannot be made.
     """
 
-    def __init__(self, folder: Path, memory_limit: str, threads: int, paths: Iterable[Path] = ()):
+    def __init__(self, folder: Path, memory_limit: str, paths: Iterable[Path] = ()):
         self.folder = folder
         path, spill = folder / "work-tables.duckdb", folder / "work-spill"
         shutil.rmtree(spill, ignore_errors=True)  # of a process that was killed
         settings: dict[str, Any] = {
             "memory_limit": memory_limit,
-            "threads": threads or torch.get_num_threads(),
+            "threads": torch.get_num_threads(),
             "temp_directory": str(spill),
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,

@@ -123,7 +123,7 @@ def write_store(
             _check_columns(config, schema, known)
         if begins:
             writer.put(FITTED, packed)
-    with Database(writer.folder, config.memory_limit, config.threads, paths) as db:
+    with Database(writer.folder, config.memory_limit, paths) as db:
         made = _Preparation(db, config, schema, writer, learned, divides=learned is None or begins)
         on_stage("reading nodes")
         sources = made.open_edges()

@@ -76,7 +76,7 @@ def test_convolutions_read_relations_as_one_hot_columns(conv):
     torch.testing.assert_close(model(typed_x(), edges, attr), expected)
     with pytest.raises(IndexError, match="column 0 holds the category 3"):
         model(typed_x(), edges, attr + 1)
-    with pytest.raises(ValueError, match="^num_relations=3 needs edge features"):
+    with pytest.raises(ValueError, match="^num_relations=3 needs edge_attr"):
         PyGModel(5, 8, 3, 2, conv=conv, num_relations=3)
     with pytest.raises(
         ValueError, match="^encode_x=false needs an x of numbers, and nodes of one type"

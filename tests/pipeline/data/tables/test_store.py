@@ -832,7 +832,7 @@ def test_a_full_disk_is_named_and_the_next_goes_on(tmp_path, megabytes, whole):
 
 
 def test_a_request_to_stop_ends_a_long_query(tmp_path):
-    with Database(tmp_path, "500MB", 1) as db, StopRequest():
+    with Database(tmp_path, "500MB") as db, StopRequest():
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         start = time.monotonic()
         with pytest.raises(Stopped):
@@ -851,7 +851,7 @@ def test_a_query_gives_signs_of_life(tmp_path, monkeypatch):
         "parallel_epochs.pipeline.run.pulse.beat", lambda doing, state: beats.append(doing)
     )
     monkeypatch.setattr("parallel_epochs.pipeline.data.tables.sql.PERIOD", 0.001)
-    with Database(tmp_path, "500MB", 1) as db:
+    with Database(tmp_path, "500MB") as db:
         db.execute(
             "SELECT count(*) FROM range(6000) AS a, range(6000) AS b WHERE a.range < b.range",
             "counting",

@@ -156,7 +156,7 @@ def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
     source, target = np.concatenate(ends, axis=1)
     rounds, mix = [], groups.mix
     monkeypatch.setattr(groups, "mix", lambda numbers: (rounds.append(0), mix(numbers))[1])
-    with Database(tmp_path, "1GB", 1) as db:
+    with Database(tmp_path, "1GB") as db:
         edges = pa.record_batch({"s": source, "t": target})
         db.fill("joined", edges.schema, iter([edges]))
         group = find_groups(db, Links(LINKS.format("joined", 3, 3), 206), 25)
@@ -178,7 +178,7 @@ def test_hubs_do_not_part_neighbours(tmp_path):
     """Hundred pairs of nodes, and forty hubs that are linked to all of them."""
     first = np.arange(0, 200, 2)
     hubs = np.repeat(np.arange(200, 240), 200)
-    with Database(tmp_path, "1GB", 1) as db:
+    with Database(tmp_path, "1GB") as db:
         edges = pa.record_batch(
             {"s": np.append(first, np.tile(np.arange(200), 40)), "t": np.append(first + 1, hubs)}
         )
