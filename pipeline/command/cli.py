@@ -341,25 +341,6 @@ def _check_inputs(config: RunConfig, named: set[str], *, needs_data: bool) -> No
             )
     elif needs_data or not config.data.downloads:  # then it must be there
         config.data.check()
-    _check_driver(config.device)
-
-
-def _check_driver(device: str) -> None:
-    """Refuse a GPU where there is not even the driver that torch would load. Whether there is a GPU, torch knows.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if device.startswith("cuda") and not Path("/dev/kfd").exists():  # of AMD's driver
-        import ctypes
-
-        try:
-            ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            raise ValueError(
-                f"device={device}: torch sees no GPU on this machine, which has no driver of one "
-                "(libcuda.so.1)"
-            ) from None
 
 
 def _check_readers(overrides: list[str]) -> None:

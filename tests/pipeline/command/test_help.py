@@ -1,6 +1,5 @@
 """Every entry point explains itself, and the default run trains, where none of the optional packages is installed."""
 
-import ctypes
 import json
 import os
 import re
@@ -77,13 +76,6 @@ TABLES = [
 ]
 
 
-def has_driver() -> bool:
-    try:
-        return bool(ctypes.CDLL("libcuda.so.1"))
-    except OSError:
-        return os.path.exists("/dev/kfd")
-
-
 # What is refused before torch is imported: a wrong key, value, file or column of each command, and what it says.
 REFUSED = {
     ("pipeline.train", "train.lrr=1"): "train.lrr is unknown; did you mean train.lr?",
@@ -124,11 +116,6 @@ REFUSED = {
         "task=graph",
         "loader=graph",
     ): "nodes.csv has no column smiles, which holds the molecules; there are id, label",
-    **(
-        {}
-        if has_driver()
-        else {("pipeline.train", "device=cuda"): "device=cuda: torch sees no GPU on this machine"}
-    ),
     ("pipeline.train", "resume=no"): "resume=no is not a run directory: it has no config.yaml",
     (
         "pipeline.prepare",
