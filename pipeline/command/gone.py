@@ -16,6 +16,7 @@ KEYS: dict[str, tuple] = {
     "data.propagate_scale": ("each",),
     "data.skip_invalid": (),
     "data.smiles_column": ("smiles",),
+    "data.snapshots": (0,),
     "data.summaries": (0,),
     "data.threads": (),
     "evaluation.smooth": (),

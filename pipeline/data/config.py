@@ -250,9 +250,7 @@ class OGBLinkConfig(OGBConfig):
         return self.name == "ogbl-collab"
 
     def check_labels(self) -> None:
-        raise ValueError(
-            "data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link"
-        )
+        refuse_without_labels("data=ogb_link", "choose data=ogb for labels of nodes")
 
 
 @dataclass

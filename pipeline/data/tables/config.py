@@ -94,16 +94,6 @@ class TablesConfig(DataConfig):
     )
     rows: RowColumns = field(default_factory=RowColumns)
     events: EventColumns = field(default_factory=EventColumns)
-    snapshots: int = key(
-        0,
-        "Number of graphs of past edges from which the rows of a label table are predicted. Rows "
-        "of successive times share one, which has the edges from before the earliest of these times. "
-        "0: one for each time, 16 at most.",
-        minimum=0,
-        below=4096,
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = None  # task.type sets it

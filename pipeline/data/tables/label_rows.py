@@ -194,18 +194,14 @@ def read_times(db: Database) -> Float[np.ndarray, " num_rows"]:
     return db.column(f'"{TIME}"', MADE)
 
 
-def find_snapshots(db: Database, rows: RowTable, number: int) -> Snapshots:
-    """Divide the times of the rows into snapshots, each at the earliest of its times.
-
-    Args:
-        number: of snapshots; 0: one for each time, :data:`MOST_SNAPSHOTS` at most.
-    """
+def find_snapshots(db: Database, rows: RowTable) -> Snapshots:
+    """Divide the times of the rows into snapshots, each at the earliest of its times: one for each, if they are few."""
     times = read_times(db)
     distinct, known = np.unique(times), times + (rows.length or np.inf)
-    bins = np.array_split(distinct, min(number or MOST_SNAPSHOTS, len(distinct)))
+    bins = np.array_split(distinct, min(MOST_SNAPSHOTS, len(distinct)))
     starts = [float(own[0]) for own in bins]
     log.info(
-        "snapshots: %s for %s of the rows; a row reads edges from before its snapshot (data.snapshots)",
+        "snapshots: %s for %s of the rows; a row reads edges from before its snapshot",
         len(starts),
         count(len(distinct), "time"),
     )

@@ -306,7 +306,7 @@ class _Preparation:
         hides = bool(config.hide_labelled) and schema.labels_edges and self._hide()
         snapshots = None
         if schema.rows is not None:
-            snapshots = label_rows.find_snapshots(self.db, schema.rows, config.snapshots)
+            snapshots = label_rows.find_snapshots(self.db, schema.rows)
             self.writer.put(SNAPSHOT, torch.from_numpy(snapshots.of_rows))
             self.writer.put(ROW_TIMES, torch.from_numpy(snapshots.times))
         tables_edges.sort(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.command import cli
+from parallel_epochs.pipeline.data.tables import label_rows
 from parallel_epochs.pipeline.data.tables.label_rows import summarise
 from parallel_epochs.pipeline.gnn.base import rows
 from parallel_epochs.pipeline.gnn.base.fit import fit_base
@@ -162,8 +163,11 @@ def test_nodes_without_columns_get_neither_means_nor_degrees_which_would_count_l
     )
 
 
-def test_fewer_snapshots_show_only_edges_from_before_the_earliest_of_their_times(folder):
-    data, orders = opened(folder, "data.snapshots=2").data, make_orders()
+def test_fewer_snapshots_show_only_edges_from_before_the_earliest_of_their_times(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(label_rows, "MOST_SNAPSHOTS", 2)
+    data, orders = opened(folder, f"cache_dir={tmp_path}").data, make_orders()
     assert num_snapshots(data) == 2
     first = set(zip(*take_snapshot(data, 0).edge_index.as_tensor().tolist()))
     assert len(rows_of(data, 0)) == 90 and sum(d < 40 for _, d in first) == 2 * len(

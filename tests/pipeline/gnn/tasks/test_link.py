@@ -387,7 +387,7 @@ def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, 
         ),
         (
             ["task=node"],
-            "data=ogb_link has links but no labels of nodes; this run has task=node. Set task=link",
+            "data=ogb_link has no labels to learn: choose data=ogb for labels of nodes, predict its links by task=link",
         ),
         (
             ["model.encode_x=false", "model.hidden_channels=16"],
