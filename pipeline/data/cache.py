@@ -47,7 +47,6 @@ from parallel_epochs.pipeline.names import LOG_LABEL, TERMS, TEXT_SCORES
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
-from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -98,65 +97,27 @@ def load(
         FileError: the cache cannot be read or written.
     """
     ending = f"-hops-{config.propagate}" if config.propagate else ""
-    own, verify = (
-        content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES),
-        content_hash is None,
-    )
+    own = content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES)
+    verify, steps = content_hash is None, dict[str, Callable]()
     data = _load(config, cache_dir, content_hash=own, check=check, like=like)
-    if degrees and not can_have_degrees(data):
+    if degrees and can_have_degrees(data):
+        steps[DEGREES] = partial(write_degrees, num_last=config.num_last)
+    elif degrees:
         log.log(
             logging.INFO if verify else logging.DEBUG,
             "data.degrees=true adds no columns, since the features of the nodes are categories",
         )
-    elif degrees:
-        data = _derive(
-            config,
-            cache_dir,
-            data,
-            DEGREES,
-            partial(write_degrees, data=data, num_last=config.num_last),
-            verify=verify,
-        )
-    return _load_averaged(config, cache_dir, data, ending, verify=verify) if ending else data
-
-
-def _derive(
-    config: DataConfig,
-    cache_dir: str | Path,
-    data: Graph,
-    ending: str,
-    write: Callable[[store.StoreWriter], None],
-    *,
-    verify: bool,
-    check: Callable[[Graph], None] = lambda data: None,
-) -> Graph:
-    """Open a graph that is made of another one, whose hash gets an ending."""
-    content_hash = data.content_hash + ending
-    path = path_of(config, cache_dir, content_hash)
-    out = _keep(path, write, again="making it again", verify=verify, check=check)
-    out.content_hash, out.on_disk = content_hash, data.on_disk
-    return out
-
-
-def _load_averaged(
-    config: DataConfig, cache_dir: str | Path, data: Graph, ending: str, *, verify: bool
-) -> Graph:
-    """Open a graph with averages of its features over its edges."""
-    num_hops = config.propagate
-    refuse_propagate(data, num_hops)
-    if not data.edge_index.size(1):
-        raise ValueError(f"data.propagate reads neighbours, and {config.origin()} has no edges")
-
-    def write(writer: store.StoreWriter) -> None:
-        hops = count(num_hops, "hop")
-        log.info("data: reading the features of neighbours over %s of the whole graph", hops)
-        write_propagated(writer, data, num_hops)
-
-    def check(averaged: Graph) -> None:
-        if "hop_moments" not in averaged or averaged.num_nodes != data.num_nodes:
-            raise DamagedFile(f"{averaged.store} is damaged: it lacks hop_moments or nodes")
-
-    return _derive(config, cache_dir, data, ending, write, verify=verify, check=check)
+    if config.propagate:
+        refuse_propagate(data, config.propagate)
+        if not data.edge_index.size(1):
+            raise ValueError(f"data.propagate reads neighbours, and {config.origin()} has no edges")
+        steps[ending] = partial(write_propagated, num_hops=config.propagate)
+    for end, write in steps.items():
+        content_hash = data.content_hash + end
+        path, write = path_of(config, cache_dir, content_hash), partial(write, data=data)
+        data = _keep(path, write, again="making it again", verify=verify)
+        data.content_hash, data.on_disk = content_hash, config.on_disk
+    return data
 
 
 def _load(
@@ -173,9 +134,8 @@ def _load(
     path, reader = path_of(config, cache_dir, content_hash), _reader(config)
 
     def write(writer: store.StoreWriter) -> None:
-        if (
-            getattr(config, "reading", READING) < 2
-        ):  # later ones add terms and sides, and read alike
+        # Later ones add terms and sides, and read alike.
+        if getattr(config, "reading", READING) < 2:
             log.warning(
                 "data.reading=1: an earlier version of the reader read the graph of this run, and it is not in "
                 "cache_dir. It is read anew, perhaps in another way. Put the cache of the training back if the "
@@ -479,16 +439,14 @@ def _keep(
                 is_damaged = True
         try:
             with store.StoreWriter(path, path.name) as writer:
-                if (
-                    store.is_store(path) and not is_damaged
-                ):  # another process has written it since the look above
+                # Another process may have written it since the look above.
+                if store.is_store(path) and not is_damaged:
                     shutil.rmtree(writer.folder, ignore_errors=True)
                     continue
                 try:
                     write(writer)
-                except (
-                    ValueError
-                ):  # of the files: corrected ones are others, and nobody would go on with these
+                except ValueError:
+                    # Of the files: corrected ones are others, and nobody would go on with these.
                     shutil.rmtree(writer.folder, ignore_errors=True)
                     raise
             return open_graph(path, verify=False)
@@ -502,11 +460,9 @@ def _keep(
 
 def _write_inspected(writer: store.StoreWriter, data: Graph) -> None:
     """Write a graph with what :func:`pipeline.graph.structure.inspect` says of its edges."""
-    found = (
-        {}
-        if data.edge_index is None
-        else {"structure": dataclasses.asdict(structure.inspect(data.edge_index))}
-    )
+    found = {}
+    if data.edge_index is not None:
+        found["structure"] = dataclasses.asdict(structure.inspect(data.edge_index))
     try:
         write_graph(writer, data, **found)
     except BaseException:  # no other process goes on with a part of it

@@ -5,7 +5,6 @@ has one column where in- and out-degree are the same everywhere, and two otherwi
 nodes, the degrees of each relation have columns of their own.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
-from parallel_epochs.pipeline.data.propagate import adopt_others, standardise
+from parallel_epochs.pipeline.data.propagate import standardise, write_wider
 from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import COPIED, StoreWriter
@@ -91,23 +90,16 @@ def write_degrees(writer: StoreWriter, data: Graph, *, num_last: int = 0) -> Non
     Raises:
         FileError: a store cannot be read, or there is no room for the new one.
     """
-    values, (counts, widths) = adopt_others(writer, data), _count(data, None)
-    if not writer.has("x", DEGREE_MOMENTS):
-        shape = _shape_of(data, widths, num_last)
-        with writer.write(
-            x=(shape, torch.float32), **{DEGREE_MOMENTS: ((2, sum(widths)), torch.float64)}
-        ) as arrays:
-            # An empty file cannot be mapped.
-            out = (
-                np.memmap(arrays["x"].path, np.float32, "r+", shape=shape)
-                if math.prod(shape)
-                else np.empty(shape, np.float32)
-            )
-            arrays[DEGREE_MOMENTS].write(
-                0, _write(out, data, counts, widths, None, num_last).numpy()
-            )
+    counts, widths = _count(data, None)
+    values = write_wider(
+        writer,
+        data,
+        _shape_of(data, widths, num_last),
+        (DEGREE_MOMENTS, (2, sum(widths))),
+        lambda out: _write(out, data, counts, widths, None, num_last),
+    )
     types = {} if data.types.homogeneous else {SCHEMA: with_degrees(data.types, widths).to_value()}
-    writer.finish(values | {"num_categories": data.num_categories} | types)
+    writer.finish(values | types)
 
 
 def with_degrees(types: GraphTypes, widths: list[int]) -> GraphTypes:
@@ -123,15 +115,10 @@ def with_degrees(types: GraphTypes, widths: list[int]) -> GraphTypes:
 
 def without_degrees(types: GraphTypes) -> GraphTypes:
     """Undo :func:`with_degrees`; types without columns of degrees are returned as they are."""
-    return (
-        types
-        if not types.degrees
-        else replace(
-            types,
-            degrees=[],
-            widths=[width - own for width, own in zip(types.widths, types.degrees)],
-        )
-    )
+    if not types.degrees:
+        return types
+    widths = [width - own for width, own in zip(types.widths, types.degrees)]
+    return replace(types, degrees=[], widths=widths)
 
 
 def _slots(types: GraphTypes) -> _Slots:
@@ -165,11 +152,7 @@ def _count(data: Graph, num_columns: int | None) -> tuple[np.ndarray, list[int]]
     """
     types = data.types
     slots = _slots(types)
-    incoming, outgoing, width = (
-        np.array(slots.incoming),
-        np.array(slots.outgoing),
-        max(slots.widths),
-    )
+    incoming, outgoing, width = *map(np.array, (slots.incoming, slots.outgoing)), max(slots.widths)
     counts = np.zeros((data.num_nodes, width), np.int32)
     for first, ptr, src, *attr in edge_blocks(data, features=not types.homogeneous):
         num_rows = len(ptr) - 1
@@ -180,18 +163,13 @@ def _count(data: Graph, num_columns: int | None) -> tuple[np.ndarray, list[int]]
         column = outgoing[relation]
         leaving = column >= 0
         places = src[leaving].astype(np.int64) * width + column[leaving]
-        np.add.at(
-            counts.reshape(-1), places, np.int32(1)
-        )  # a number of another type makes numpy slow
+        # A number of another type makes numpy slow.
+        np.add.at(counts.reshape(-1), places, np.int32(1))
     if not types.homogeneous:
         return counts, slots.widths
+    first = int(data.get("x_source") == "degree")  # such an x is made of the in-degree
     if num_columns is None:
-        num_columns = (
-            1
-            + (not np.array_equal(counts[:, 0], counts[:, 1]))
-            - (data.get("x_source") == "degree")
-        )
-    first = 1 if data.get("x_source") == "degree" else 0  # such an x is made of the in-degree
+        num_columns = 1 + (not np.array_equal(counts[:, 0], counts[:, 1])) - first
     return counts[:, first : first + num_columns], [num_columns]
 
 

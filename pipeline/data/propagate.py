@@ -1,6 +1,8 @@
 """Node features that are averaged over the neighbours, hop by hop, before the graph is cut."""
 
+import logging
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,6 +16,9 @@ from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import COPIED, MANIFEST, StoreWriter
 from parallel_epochs.pipeline.run import files, pulse
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.run.words import count
+
+log = logging.getLogger(__name__)
 
 # A column is constant, but for rounding, if its deviation is a smaller part of its mean.
 LEAST_DEVIATION = 1e-6
@@ -75,23 +80,50 @@ def write_propagated(
     Raises:
         FileError: a store cannot be read, or there is no room for the new one.
     """
-    values = adopt_others(writer, data)
-    if not writer.has("x", "hop_moments"):
-        shape, channels = _shape_of(data, num_hops), data.x.size(1) - data.num_categories
-        most = int(machine_memory() * SHARE) if most_bytes is None else most_bytes
-        step = max(most // (4 * HELD * max(data.num_nodes, 1)), 1)
-        step -= step % AT_ONCE if step > AT_ONCE else 0  # the bits do not depend on it
-        with writer.write(
-            x=(shape, torch.float32), hop_moments=((num_hops, 2, channels), torch.float64)
-        ) as arrays:
-            # An empty file cannot be mapped.
-            out = (
-                np.memmap(arrays["x"].path, np.float32, "r+", shape=shape)
-                if math.prod(shape)
-                else np.empty(shape, np.float32)
-            )
-            arrays["hop_moments"].write(0, _write_hops(out, data, num_hops, step).numpy())
-    writer.finish(values | {"num_categories": data.num_categories})
+    log.info(
+        "data: reading the features of neighbours over %s of the whole graph",
+        count(num_hops, "hop"),
+    )
+    shape, channels = _shape_of(data, num_hops), data.x.size(1) - data.num_categories
+    most = int(machine_memory() * SHARE) if most_bytes is None else most_bytes
+    step = max(most // (4 * HELD * max(data.num_nodes, 1)), 1)
+    step -= step % AT_ONCE if step > AT_ONCE else 0  # the bits do not depend on it
+    values = write_wider(
+        writer,
+        data,
+        shape,
+        ("hop_moments", (num_hops, 2, channels)),
+        lambda out: _write_hops(out, data, num_hops, step),
+    )
+    writer.finish(values)
+
+
+def write_wider(
+    writer: StoreWriter,
+    data: Graph,
+    shape: tuple[int, int],
+    moments: tuple[str, tuple[int, ...]],
+    fill: Callable[[np.ndarray], Tensor],
+) -> dict[str, object]:
+    """Write an ``x`` with more columns and the moments that scale them; take all other arrays of a graph's store.
+
+    Args:
+        shape: of the new ``x``.
+        moments: their name and shape.
+        fill: writes ``x``, which may be a mapped file, and returns the moments, float64.
+
+    Returns:
+        The values of the new store.
+    """
+    values, (name, size) = adopt_others(writer, data), moments
+    if not writer.has("x", name):
+        entries = {"x": (shape, torch.float32), name: (size, torch.float64)}
+        with writer.write(**entries) as arrays:
+            out = np.empty(shape, np.float32)
+            if math.prod(shape):  # an empty file cannot be mapped
+                out = np.memmap(arrays["x"].path, np.float32, "r+", shape=shape)
+            arrays[name].write(0, fill(out).numpy())
+    return values | {"num_categories": data.num_categories}
 
 
 def adopt_others(writer: StoreWriter, data: Graph) -> dict[str, object]:

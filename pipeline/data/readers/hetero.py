@@ -108,25 +108,23 @@ def _leave_reversed(
     """Leave out the reverse relations that PyG's ToUndirected has added, as they are added to all relations."""
 
     def rows_of(index: Tensor, attr: Tensor | None) -> tuple[Tensor, Tensor]:
-        return torch.cat(
-            [index.t().double(), *([] if attr is None else [attr.double()])], dim=1
-        ).unique(dim=0, return_counts=True)
+        columns = index.t().double() if attr is None else torch.cat([index.t(), attr.double()], 1)
+        return columns.unique(dim=0, return_counts=True)
 
-    relations, left = list(edges), set()
+    relations, left = list(edges), dict(edges)
     for number, reversed_ in reverses_of(relations).items():
-        index, attr = edges[relations[number]]
-        if all(
-            map(torch.equal, rows_of(index.flip(0), attr), rows_of(*edges[relations[reversed_]]))
-        ):
-            left.add(relations[number])
+        name, other = relations[number], relations[reversed_]
+        index, attr = edges[name]
+        if all(map(torch.equal, rows_of(index.flip(0), attr), rows_of(*edges[other]))):
+            del left[name]
             log.info(
                 "%s: %s holds the edges of %s in reverse, as data.reverse_relations=true adds them to every "
                 "relation",
                 origin,
-                relations[number][1],
-                relations[reversed_][1],
+                name[1],
+                other[1],
             )
-    return {relation: own for relation, own in edges.items() if relation not in left}
+    return left
 
 
 def choose_labelled(
@@ -183,15 +181,10 @@ def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
         except ValueError as error:
             raise ValueError(f"{origin}: {name}: {error}") from None
         store["num_nodes"] = len(store["y"])
-    count = store.get("num_nodes", 0)
-    if (
-        isinstance(count, Tensor)
-        and count.numel() == 1
-        and not count.is_meta
-        and not count.is_floating_point()
-    ):
-        count = count.item()
-    if type(count) is not int or not 0 <= count < INT32_END:
+    number = store.get("num_nodes", 0)
+    if isinstance(number, Tensor) and number.numel() == 1 and not number.is_meta:
+        number = number.item()
+    if type(number) is not int or not 0 <= number < INT32_END:
         raise ValueError(
             f"{origin}: {name}: num_nodes is {shown(store['num_nodes'])}, and must be a whole number of "
             "nodes below 2^31"
@@ -200,33 +193,23 @@ def _require_count(origin: str, name: str, store: dict[str, Any]) -> None:
 
 def _read_edges(origin: str, name: Relation, store: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     """Return the edges of a relation and their features."""
+    where = f"{origin}: {'.'.join(name)}"
     try:
-        store = with_edges(store, f"{origin}: {'.'.join(name)}")
-    except ValueError as error:
-        raise ValueError(f"{origin}: {'.'.join(name)}: {error}") from None
-    if "edge_index" not in store:
-        raise ValueError(
-            f"{origin}: the relation {'.'.join(name)} has no edge_index; it has "
-            f"{', '.join(store) or 'nothing'}"
-        )
-    try:
-        edge_index, edge_attr = (
-            store["edge_index"],
-            store.get("edge_attr", store.get("edge_weight")),
-        )
-        check_tensor("edge_index", edge_index)
-        edge_index = plain_edges(edge_index)
+        store = with_edges(store, where)
+        if "edge_index" not in store:
+            raise ValueError(f"there is no edge_index; it has {', '.join(store) or 'nothing'}")
+        check_tensor("edge_index", store["edge_index"])
+        edge_index = plain_edges(store["edge_index"])
         check_edge_index(edge_index)
-        if edge_attr is not None:
-            check_tensor("edge_attr", edge_attr)
-            if edge_attr.dim() > 2:
-                raise ValueError(
-                    f"edge_attr must have 2 dimensions, not the shape {list(edge_attr.shape)}"
-                )
-            edge_attr = as_float32(
-                f"{origin}: {'.'.join(name)}: edge_attr",
-                edge_attr.detach().view(len(edge_attr), *edge_attr.shape[1:] or (1,)),
+        edge_attr = store.get("edge_attr", store.get("edge_weight"))
+        if edge_attr is None:
+            return edge_index.detach(), None
+        check_tensor("edge_attr", edge_attr)
+        if edge_attr.dim() > 2:
+            raise ValueError(
+                f"edge_attr must have 2 dimensions, not the shape {list(edge_attr.shape)}"
             )
     except ValueError as error:
-        raise ValueError(f"{origin}: {'.'.join(name)}: {error}") from None
-    return edge_index.detach(), edge_attr
+        raise ValueError(f"{where}: {error}") from None
+    columns = edge_attr.detach().view(len(edge_attr), *edge_attr.shape[1:] or (1,))
+    return edge_index.detach(), as_float32(f"{where}: edge_attr", columns)

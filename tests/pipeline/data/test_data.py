@@ -16,7 +16,6 @@ from parallel_epochs.pipeline.data.config import (
     EdgesConfig,
     FileConfig,
     OGBConfig,
-    SyntheticProteinsConfig,
 )
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import learn, with_labels
@@ -192,23 +191,6 @@ def test_prepared_graphs_are_cached_by_content(ogb_toy, tmp_path, caplog):
     assert len(list(cache.rglob("*.store"))) == 2 and not list(cache.rglob("*.part"))
 
 
-def test_a_damaged_graph_cache_is_rebuilt(tmp_path, caplog):
-    config = SyntheticProteinsConfig(**SMALL)
-    first = load(config, tmp_path)
-    (path,) = tmp_path.rglob("*.store/edge_attr.bin")
-    content = bytearray(path.read_bytes())
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
-    for broken in (content[:5000], flipped):
-        caplog.clear()
-        path.unlink()  # what was read before is mapped into memory
-        path.write_bytes(broken)
-        again = load(config, tmp_path)
-        assert "preparing the graph again" in caplog.text and torch.equal(
-            first.edge_attr, again.edge_attr
-        )
-
-
 def test_a_graph_of_an_earlier_reader_opens_from_the_cache_alone(tmp_path):
     (tmp_path / "edges.txt").write_text("a b\nb c\n")
     new = EdgesConfig(path=str(tmp_path / "edges.txt"))
@@ -220,30 +202,6 @@ def test_a_graph_of_an_earlier_reader_opens_from_the_cache_alone(tmp_path):
     assert second.store != load(new, tmp_path).store
     shutil.copytree(second.store, str(cache.path_of(old, tmp_path, hash_graph(old))))
     assert torch.equal(load(old, tmp_path).edge_index, second.edge_index)
-
-
-def test_a_file_of_the_users(tmp_path):
-    data = good()
-    data.val_mask = data.valid_mask
-    del data.valid_mask, data.metric
-    data.y = data.y.squeeze(1)
-    torch.save(data, tmp_path / "graph.pt")
-    loaded = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path / "cache")
-    assert (
-        loaded.metric == "acc"
-        and torch.equal(loaded.x, data.x)
-        and torch.equal(loaded.valid_mask, data.val_mask)
-    )
-    torch.save(
-        {
-            "edge_index": data.edge_index,
-            "y": torch.ones(6, 2),
-            **{m: torch.arange(6) % 3 == i for i, m in enumerate(MASKS)},
-        },
-        tmp_path / "dict.pt",
-    )
-    loaded = load(FileConfig(path=str(tmp_path / "dict.pt")), tmp_path / "cache")
-    assert loaded.metric == "rocauc" and loaded.x.tolist() == [[0.0]] * 6  # all degrees are equal
 
 
 def test_nothing_that_a_user_saved_is_dropped_in_silence(tmp_path, caplog):

@@ -80,20 +80,6 @@ def test_splits_and_message_graph_equal_those_found_by_hand(both):
     )
 
 
-def test_self_loops_stay_whichever_links_are_hidden():
-    whole = graph()
-    loops = [edge for edge in whole.edge_index.as_tensor().t().tolist() if edge[0] == edge[1]]
-    assert loops
-    for seed in range(5):
-        edges = (
-            divide_links(whole, dataclasses.replace(SPLIT, seed=seed), "graph")
-            .edge_index.as_tensor()
-            .t()
-            .tolist()
-        )
-        assert [edge for edge in edges if edge[0] == edge[1]] == loops
-
-
 def test_a_graph_that_has_pairs_is_not_divided_again():
     data = divide_links(graph(), SPLIT, "graph")
     with pytest.raises(

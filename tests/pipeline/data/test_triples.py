@@ -162,15 +162,6 @@ def test_a_header_of_other_words_and_blanks_around_names_are_left_out(tmp_path, 
         read(TriplesConfig(folder=str(tmp_path / "kg")))
 
 
-def test_a_changed_table_is_prepared_again(tmp_path):
-    config = TriplesConfig(folder=str(write(tmp_path / "kg")))
-    first = load(config, tmp_path / "cache")
-    assert as_names(load(config, tmp_path / "cache")) == EXPECTED  # from the cache
-    write(tmp_path / "kg", {**ROWS, "test": ["a\tknows\tc"]})
-    second = load(config, tmp_path / "cache")
-    assert second.content_hash != first.content_hash and as_names(second)[-1] == ("a", "knows", "c")
-
-
 @pytest.mark.parametrize(
     "rows, message",
     [

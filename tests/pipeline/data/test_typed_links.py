@@ -106,39 +106,6 @@ def test_means_over_neighbours_are_those_of_the_message_graph(whole):
     )
 
 
-def test_time_trains_on_the_links_of_the_relation_that_came_first(tmp_path):
-    write_typed_tables(tmp_path)
-    config = TablesConfig(schema=str(tmp_path / "schema.yaml"), split="time")
-    config.check()
-    config.check_links("buys")
-    data, whole = (
-        load_links(config, tmp_path / "cache", relation="buys"),
-        load(config, tmp_path / "cache"),
-    )
-    time = {
-        pair: time
-        for (relation, *pair), time in zip(
-            ((relation, *pair) for relation, *pair in edges_of(whole)),
-            whole.edge_time.tolist(),
-            strict=True,
-        )
-        for pair in [tuple(pair)]
-        if relation[1] == "buys"
-    }
-    train, valid, test = (
-        [time[pair] for pair in map(tuple, data[f"{split}_pairs"].tolist())] for split in SPLITS
-    )
-    assert max(train) <= min(valid) <= max(valid) <= min(test) and max(train) < max(test)
-    with pytest.raises(
-        ValueError, match="the relation knows of graph has no times. Name their column by time"
-    ):
-        divide_links(whole, dataclasses.replace(SPLIT, kind="time"), "graph", "knows")
-    with pytest.raises(
-        ValueError, match="task.relation=knows with data.split=time needs the key time"
-    ):
-        config.check_links("knows")
-
-
 def test_a_column_of_one_table_divides_the_links_of_its_relation(tmp_path):
     """An edge with an empty cell is in no split, but stays hidden from the messages."""
     write_typed_tables(tmp_path)
