@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +11,22 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.relation import Relation, reverses_of
 from parallel_epochs.pipeline.run import words
+from parallel_epochs.pipeline.run.read_back import check_values
 
 # The value of a store, and of what a run keeps, that holds the types of a graph with several.
 SCHEMA = "schema"
+# The fields of the types of a graph as JSON holds them; the first four are always there.
+KINDS = {
+    "types": list[str],
+    "counts": list[int],
+    "widths": list[int],
+    "relations": list[tuple[str, str, str]],
+    "labelled": str | None,
+    "averaged": list[str],
+    "unread": list[str],
+    "edge_columns": list[tuple[int, int]],
+    "degrees": list[int],
+}
 # Names of the only type of nodes and the only relation of a homogeneous graph.
 NODE, EDGE = "node", "edge"
 
@@ -118,40 +132,15 @@ class GraphTypes:
 
 def _check_value(value: object) -> Mapping[str, Any]:
     """Refuse what is not the types of a graph, as JSON holds them."""
-    needed = ["types", "counts", "widths", "relations"]
-    known = [*needed, "labelled", "averaged", "unread", "edge_columns", "degrees"]
+    needed, known = list(KINDS)[:4], list(KINDS)
     if not isinstance(value, Mapping) or not set(needed) <= set(value) <= set(known):
         found = ", ".join(map(str, value)) if isinstance(value, Mapping) else repr(value)
         raise ValueError(
             f"schema must have {', '.join(needed)}, and may have {', '.join(known[len(needed) :])}; it has "
             f"{found or 'nothing'}"
         )
-    for name, kind, what in (
-        ("types", str, "names"),
-        ("counts", int, "whole numbers from 0"),
-        ("widths", int, "whole numbers from 0"),
-        ("degrees", int, "whole numbers from 0"),
-        ("averaged", str, "names"),
-        ("unread", str, "names"),
-    ):
-        if not _is_list(found := value.get(name, []), kind):
-            raise ValueError(f"schema: {name} is {found!r}; it must be a list of {what}")
-    relations, types, labelled = value["relations"], value["types"], value.get("labelled")
-    if not (
-        isinstance(relations, list)
-        and all(_is_list(relation, str) and len(relation) == 3 for relation in relations)
-    ):
-        raise ValueError(
-            f"schema: relations is {relations!r}; it must be a list of [source, name, target]"
-        )
-    columns = value.get("edge_columns", [])
-    if not (
-        isinstance(columns, list)
-        and all(_is_list(pair, int) and len(pair) == 2 for pair in columns)
-    ):
-        raise ValueError(
-            f"schema: edge_columns is {columns!r}; it must be a list of [first, number]"
-        )
+    check_values(Path("schema"), value, KINDS)
+    types, labelled = value["types"], value.get("labelled")
     if not types or len(set(types)) < len(types):
         raise ValueError(f"schema: types is {types!r}; it must have names that differ")
     for name in [*value.get("averaged", []), *([] if labelled is None else [labelled])]:
@@ -160,9 +149,3 @@ def _check_value(value: object) -> Mapping[str, Any]:
                 f"schema: there is no type {name!r}; the types of nodes are {', '.join(types)}"
             )
     return value
-
-
-def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(
-        type(one) is kind and (not isinstance(one, int) or one >= 0) for one in value
-    )

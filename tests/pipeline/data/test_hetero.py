@@ -191,7 +191,7 @@ BAD = {
     "no edge_index": (
         without(BUYS, "edge_index"),
         {},
-        "the relation user.buys.item has no edge_index; it has edge_attr",
+        "user.buys.item: there is no edge_index; it has edge_attr",
     ),
     "features that are not finite": (
         put("item", "x", torch.full((12, 2), torch.nan)),

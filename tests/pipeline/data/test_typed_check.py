@@ -59,9 +59,9 @@ BAD = {
     "a strange field": (field("colour", "red"), "it has types, "),
     "counts are texts": (
         field("counts", ["20", "12", "4"]),
-        "schema: counts is ['20', '12', '4']; it must be a list",
+        "counts is ['20', '12', '4'], and it should be",
     ),
-    "a negative count": (field("counts", [20, 17, -1]), "schema: counts is [20, 17, -1]"),
+    "a negative count": (field("counts", [20, 17, -1]), "counts is [20, 17, -1], and it should be"),
     "too few counts": (
         field("counts", [20, 16]),
         "schema: the number of counts is 2, and must be 3",
@@ -90,7 +90,10 @@ BAD = {
         "train_mask selects nodes of other types than user",
     ),
     "no relations": (field("relations", []), "schema: relations is []"),
-    "a relation of two": (field("relations", [["user", "item"]]), "schema: relations is "),
+    "a relation of two": (
+        field("relations", [["user", "item"]]),
+        "relations is [['user', 'item']], and",
+    ),
     "a relation of no type": (
         field("relations", [["user", "buys", "dog"]]),
         "and there is no type dog",
