@@ -119,45 +119,14 @@ FLAGS = [
         None,
         nodes([""]),
     ),
-    Case(
-        "flags of dates",
-        PARQUET + "data.nodes.features=[a] data.empty=flag",
-        "data.nodes.features=a: the column of nodes.parquet is DATE, which is not a number. Give dates as "
-        "data.nodes.dates",
-        nodes([*DATES[:3], None], suffix="parquet"),
-    ),
-    Case(
-        "flags of infinity",
-        CHECK + "data.nodes.features=[a] data.empty=flag",
-        "nodes.csv: row 2, column a holds 'inf', which is not a finite number of float32 (data.nodes.features). "
-        "Correct it, or give a column of dates as one of data.nodes.dates, of words as one of data.nodes.categories "
-        "or data.nodes.text",
-        nodes(["1", "inf"]),
-    ),
 ]
 
 TRAIN = CHECK.replace("pipeline.check", "pipeline.train") + (
     "train.epochs=1 model.num_layers=2 model.hidden_channels=8 partition=whole hydra.run.dir=run "
 )
-DATES_WANTED = (
-    "which is not a date; cells are empty, or dates such as 2024-05-31 or 2024-05-31 18:00+02:00 in every "
-    "row (data.edges.dates). Correct the row, or give a column of numbers as one of data.edges.features"
-)
-
-
-def without_edges(folder: Path) -> None:
-    nodes(["1"])(folder)
-    (folder / "edges.csv").write_text("source,target,w\n")
 
 
 INPUTS = [
-    Case(
-        "the logarithm of a negative label",
-        CHECK + "data.nodes.label=a data.nodes.log_label=true",
-        "nodes.csv: row 2, column a holds -3, and data.nodes.log_label=true learns log(1 + label) of labels that are "
-        "not negative. Correct the value, or leave data.nodes.log_label out",
-        nodes(["1", "-3"]),
-    ),
     Case(
         "one label and its logarithm",
         TRAIN + "data.nodes.label=a data.nodes.log_label=true task.base=auto",
@@ -165,29 +134,10 @@ INPUTS = [
         nodes(["7"]),
     ),
     Case(
-        "numbers as dates of edges",
-        CHECK + "data.edges.dates=[w]",
-        f"edges.csv: row 1, column w holds '1', {DATES_WANTED}",
-        nodes(["1"]),
-    ),
-    Case(
-        "ids that are there twice",
-        CHECK,
-        "nodes.csv: the id 'n0' of row 1 is there 20 times (data.nodes.id=id): give each node one row, or set "
-        "data.duplicates=first to keep the first one",
-        nodes(["n0", "n1"], name="id"),
-    ),
-    Case(
         "one id in all rows",
         CHECK + "data.duplicates=first",
         "data.train_fraction=0.6 of 1 label is none. Raise it, or give more labels",
         nodes(["n0"], name="id"),
-    ),
-    Case(
-        "rows without an id",
-        CHECK + "data.duplicates=first",
-        "nodes.csv: row 2, column id is empty: every node needs an id; 20 rows in all are affected",
-        nodes(["n0", ""], name="id"),
     ),
     Case("a method and one class", TRAIN + "data.nodes.label=a task.base=auto", None, nodes(["x"])),
 ]

@@ -1,6 +1,5 @@
 """Columns of categories: their different values are numbered, and each becomes a column of 0 and 1."""
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -11,7 +10,6 @@ from parallel_epochs.pipeline.data.node_names import number_names
 from parallel_epochs.pipeline.data.tables.columns import NodeColumns
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
-from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.words import count
 
 # Different values that a column may have, at most.
@@ -41,28 +39,21 @@ def number_values(
             f"SELECT {cell} FROM nodes WHERE {cell} IS NOT NULL GROUP BY {cell} ORDER BY min(number)"
         )
     ]
-    values = pd.to_numeric(pd.Series([*known, *found], dtype=object), errors="coerce").tolist()
-    same = dict[float, str]()
-    number_of = {
-        text: value
-        for text, value in zip([*known, *found], values)
-        if text.strip().lower() != "nan"
-    }
-    are_numbers = not any(map(math.isnan, number_of.values()))
-    if are_numbers and not any(re.match(r"[-+]?0[0-9]", text) for text in number_of):
-        for text, value in number_of.items():
-            same.setdefault(value, text)
-    others = [text for text in found if not are_numbers or text in number_of]
-    firsts = [text for text in others if not same or same[number_of[text]] == text]
-    names = list(known)
-    if firsts and not is_closed:
-        seen = set(known)
-        ordered = number_names(pd.Series(firsts, dtype=object))[1]
-        names += [name for name in ordered if name not in seen]
+    texts: list[str] = [text for text in [*known, *found] if text.strip().lower() != "nan"]
+    numbers = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce")
+    if numbers.isna().any():
+        texts = [*known, *found]
+    has_forms = numbers.notna().all() and not any(re.match(r"[-+]?0[0-9]", text) for text in texts)
+    keys = numbers.tolist() if has_forms else texts
+    first = dict(zip(reversed(keys), reversed(texts)))
+    names, seen = list(known), set(known)
+    others = [text for text in dict.fromkeys(map(first.get, keys)) if text not in seen]
+    if others and not is_closed:
+        names += number_names(pd.Series(others, dtype=object))[1].tolist()
     classes = {name: place for place, name in enumerate(names)}
-    for text in others if same else ():
-        if text not in classes and same[number_of[text]] in classes:
-            classes[text] = classes[same[number_of[text]]]
+    for key, text in zip(keys, texts):
+        if (name := first[key]) in classes:
+            classes.setdefault(text, classes[name])
     db.fill_names(table, classes, "class")
     return names
 
@@ -91,11 +82,6 @@ def read(
         ValueError: names the file, the column and what is wrong with it.
     """
     values, notes, columns = list[list[str]](), [], keys.categories
-    if known is not None and len(known) != len(columns):
-        raise DamagedFile(
-            f"what the run learned of its tables is damaged: it has {len(known)} columns of categories, "
-            f"and the run reads {len(columns)}"
-        )
     for place, column in enumerate(columns):
         cell = f"category{place}"
         if known is not None:

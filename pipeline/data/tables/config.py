@@ -193,18 +193,12 @@ class TablesConfig(DataConfig):
     )
 
     def check_others(self, given: dict[str, str | None], run: Path) -> None:
-        has_schema = self.schema is not None
+        others = ["data.folder", "data.schema"]
+        if self.schema is None:
+            others = ["data.edges.path"] + ["data.nodes.path"] * (self.nodes.path is not None)
+        others += ["data.label_table"] * self.has_rows
         for name, value in given.items():
-            wrong = {
-                "data.schema": not has_schema,
-                "data.label_table": not self.has_rows,
-                "data.nodes.path": has_schema or self.nodes.path is None,
-            }
-            if wrong.get(name, has_schema and name.startswith(("data.nodes.", "data.edges."))):
-                others = ["data.folder" if has_schema else "data.edges.path"]
-                others += ["data.schema"] * has_schema
-                others += ["data.nodes.path"] * (not has_schema and self.nodes.path is not None)
-                others += ["data.label_table"] * self.has_rows
+            if name.replace(".table", ".path") not in [*others, "data.folder"]:
                 raise ValueError(
                     f"{name}={value}: {run} was trained without it. Name other tables by "
                     f"{' and '.join(others)}"

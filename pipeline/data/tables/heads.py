@@ -1,7 +1,6 @@
 """Files of tables, and the names of their columns, which are checked before torch or DuckDB is imported."""
 
 import csv
-import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -145,16 +144,6 @@ def read_head(path: Path, separator: str) -> list[str]:
         raise ValueError(f"{path} is empty: its first line is to name the columns")
     _check_names(path, names)
     return names
-
-
-def newline_of(path: Path, separator: str) -> str:
-    """Return what ends the first row of a table of text, which may have several lines, as DuckDB writes it."""
-    with open_unzipped(path) as file, as_text(file, str(path), newline="") as text:
-        first, again = itertools.tee(lines_of(text, str(path)))
-        reader = csv.reader(first, delimiter=separator)
-        next(reader, None)
-        last = next(itertools.islice(again, reader.line_num - 1, None), "")
-        return r"\r\n" if last.endswith("\r\n") else r"\n"
 
 
 def _check_names(path: Path, names: list[str]) -> None:

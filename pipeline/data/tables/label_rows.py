@@ -114,20 +114,22 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
             f"{starts} ORDER BY number"
         )
         code, own, latest = given["code"].to_numpy(), given[TIME].to_numpy(), -np.inf
+        spans = [rows.length, 3 * rows.length] if rows.length else []
         for events in rows.events:
-            source, end, time = (
-                sources[events.table],
-                getattr(edges[events.table], events.end),
-                cells[events.table],
+            source, time = sources[events.table], cells[events.table]
+            numbers = "".join(
+                f", coalesce({source.number(option, column)}::DOUBLE, 'nan'::DOUBLE) AS v{place}"
+                for place, (option, column) in enumerate(events.numbers)
             )
-            first, last = _first_and_last(db, source, time)
-            found = summarise(
-                _fetch_events(db, source, end, time, events.numbers),
-                code,
-                own,
-                [rows.length, 3 * rows.length] if rows.length else [],
-                first,
+            entity = source.text(getattr(edges[events.table], events.end))
+            table = f"(SELECT {entity} AS id, {time} AS time{numbers} FROM {source.relation})"
+            first, last = db.execute(
+                f"SELECT coalesce(min(time), 'inf'::DOUBLE), coalesce(max(time), '-inf'::DOUBLE) FROM {table}"
+            )[0]
+            own_events = db.fetch(
+                f"SELECT code, e.* EXCLUDE id FROM {table} AS e JOIN codes USING (id)"
             )
+            found = summarise(own_events, code, own, spans, first)
             for column, values in zip(events.columns(rows.span), found, strict=True):
                 given = given.append_column(column, pa.array(values))
             latest = max(latest, last)
@@ -417,26 +419,4 @@ def _read_start(db: Database, entities: NodeTable, column: str) -> None:
         "GROUP BY ALL",
         "reading times",
         ordered=False,
-    )
-
-
-def _first_and_last(db: Database, source: Source, time: str) -> tuple[float, float]:
-    """Return the times of the first and the last event; of no events, infinity and minus infinity."""
-    return db.execute(
-        f"SELECT coalesce(min({time}), 'inf'::DOUBLE), coalesce(max({time}), '-inf'::DOUBLE) FROM "
-        f"{source.relation}"
-    )[0]
-
-
-def _fetch_events(
-    db: Database, source: Source, column: str, time: str, numbers: list[tuple[str, str]]
-) -> pa.Table:
-    """Read the events of the entities of the rows: number of the entity, time, and columns of numbers."""
-    cells = "".join(
-        f", coalesce({source.number(option, name)}::DOUBLE, 'nan'::DOUBLE) AS v{place}"
-        for place, (option, name) in enumerate(numbers)
-    )
-    return db.fetch(
-        f"SELECT code, e.* EXCLUDE id FROM (SELECT {source.text(column)} AS id, {time} AS time{cells} FROM "
-        f"{source.relation}) AS e JOIN codes USING (id)"
     )

@@ -1,7 +1,6 @@
 """Labels and splits of the nodes of tables."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,12 +11,13 @@ from parallel_epochs.pipeline.data.check import check_metric, check_splits
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
 from parallel_epochs.pipeline.data.tables.categories import number_values, use_values
-from parallel_epochs.pipeline.data.tables.schema import NodeTable
+from parallel_epochs.pipeline.data.tables.config import TablesConfig
+from parallel_epochs.pipeline.data.tables.schema import NodeTable, is_made
 from parallel_epochs.pipeline.data.tables.source import LARGEST, Source, cast_label
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, TASK_METRICS
-from parallel_epochs.pipeline.names import LOG_LABEL, MASKS, SPLITS
+from parallel_epochs.pipeline.names import MASKS, SPLITS
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,6 @@ BLOCK = 1 << 18
 
 # Texts that programs write for no value.
 NO_LABEL = ("na", "n/a", "#n/a", "nan", "none", "null", "nil", "-", "?", "unknown")
-# Divides the nodes with a label, bool [num_nodes], into masks for training, validation and test.
-Split = Callable[[np.ndarray], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -71,13 +69,16 @@ class Labels:
 
 
 def read(
-    source: Source, table: NodeTable, num_nodes: int, split: Split, known: KnownLabels | None
+    source: Source,
+    config: TablesConfig,
+    table: NodeTable,
+    num_nodes: int,
+    known: KnownLabels | None,
 ) -> Labels:
     """Look through labels and splits, and refuse or report what is odd, before anything is written.
 
     Args:
         table: names the columns of labels, and perhaps their metric.
-        split: divides the nodes.
         known: of a training whose model reads these tables; none: they are those of a training.
 
     Raises:
@@ -94,9 +95,12 @@ def read(
     labels = Labels(columns, metric, [], len(columns), names, is_log)
     parts = list(blocks(num_nodes, BLOCK))
     labelled = np.concatenate([~np.isnan(read_values(db, labels, *part)).all(1) for part in parts])
-    labels.masks = split(labelled)
     notes = [f"{int(labelled.sum()):,}"]
-    if known is None or known.grows:
+    if known is not None and not known.grows:
+        none = torch.zeros(num_nodes, dtype=torch.bool)
+        labels.masks = [torch.from_numpy(labelled), none, none.clone()]
+    else:
+        labels.masks = _split(labelled, source, config, table)
         check_splits(torch.stack(labels.masks), "node")
         notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(labels.masks, SPLITS)]
     if missing := int(num_nodes - labelled.sum()):
@@ -168,12 +172,6 @@ def _number_classes(source: Source, column: str, known: KnownLabels | None) -> d
                 "no label" if looks else f"{short!r} with blanks",
             )
     return pack_names(np.asarray(names, object), "label_names")
-
-
-def describe(labels: Labels) -> dict[str, object]:
-    """Return the values of a prepared graph that tell of its labels."""
-    found: dict[str, object] = {"metric": labels.metric, "out_channels": labels.out_channels}
-    return found | ({LOG_LABEL: True} if labels.is_log else {})
 
 
 def write(
@@ -270,40 +268,21 @@ def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) ->
     return hidden | ~train & (times > times[train].max())
 
 
-def split(
-    labelled: np.ndarray,
-    source: Source,
-    *,
-    kind: str,
-    column: str,
-    fractions: tuple[float, float],
-    seed: int,
-    until: tuple[float, float] | None,
-    keeps_equal: bool,
-    has_pairs: bool,
+def _split(
+    labelled: np.ndarray, source: Source, config: TablesConfig, table: NodeTable
 ) -> list[Tensor]:
-    """Divide the labelled nodes into masks for training, validation and test.
+    """Divide the nodes with a label, bool [num_nodes], into masks for training, validation and test.
 
-    Args:
-        labelled: nodes with a label, bool [num_nodes]; others are in no split.
-        kind: "none", all in the first one; "column", as a column says; "random"; "group", at random, those of one group
-            together; or "time", in the order of their times, and of the table where these are equal.
-        column: of the splits, groups or times.
-        fractions: for training and validation.
-        until: last times of training and validation, in place of fractions.
-        keeps_equal: whether nodes of one time stay in one split.
-        has_pairs: whether nodes are edges with a ``pair`` of ends: those of a pair that is there in both directions stay
-            in one split, where it is at random.
+    Rows of a label table of one time stay in one split. So do, at random, edges with labels between the same two nodes
+    that are there in both directions.
 
     Raises:
         ValueError: a cell names no split, there are too few times, or nothing is left for training or validation.
     """
-    num_nodes = len(labelled)
-    if kind == "none":
-        own = torch.from_numpy(labelled)
-        return [own, torch.zeros_like(own), torch.zeros_like(own)]
+    num_nodes, kind = len(labelled), table.split
+    fractions = config.train_fraction, config.valid_fraction
     pairs = np.zeros(0, np.int64)
-    if has_pairs and kind == "random":
+    if table.ends is not None and kind == "random":
         is_both = "min(way) OVER (PARTITION BY pair) <> max(way) OVER (PARTITION BY pair)"
         rank = "dense_rank() OVER (ORDER BY pair)"
         pairs = source.db.column(f"CASE WHEN {is_both} THEN {rank} ELSE -1 - number END::BIGINT")
@@ -314,16 +293,16 @@ def split(
                 count(num_both, "edge lies", "edges lie"),
             )
     if kind == "random" and not (pairs > 0).any():
-        return divide(shuffle(labelled, seed), num_nodes, *fractions)
+        return divide(shuffle(labelled, config.graph_seed), num_nodes, *fractions)
     if kind in ("random", "group"):
         groups = pairs
         if kind == "group":
-            source.group(column)
+            source.group(str(table.by))
             groups = source.db.column("dense_rank() OVER (ORDER BY split)")
-        order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], seed)
+        order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], config.graph_seed)
         return divide(order, num_nodes, *fractions, groups=own)
     if kind == "column":
-        return _split_by_column(labelled, source, column)
+        return _split_by_column(labelled, source, str(table.by))
     times = source.db.column("coalesce(time::DOUBLE, 'nan'::DOUBLE)")
     if left_out := int((labelled & np.isnan(times)).sum()):
         log.info(
@@ -334,8 +313,8 @@ def split(
     kept = np.flatnonzero(labelled & ~np.isnan(times))
     kept = kept[np.argsort(times[kept], kind="stable")]
     own = times[kept]
-    if not keeps_equal or until is not None:
-        return divide(kept, num_nodes, *fractions, times=own, until=until)
+    if not is_made(table) or config.until is not None:
+        return divide(kept, num_nodes, *fractions, times=own, until=config.until)
     if (num_times := len(np.unique(own))) < 3:
         raise ValueError(
             f"{source.name}: rows with labels have {count(num_times, 'time')}, and training, "

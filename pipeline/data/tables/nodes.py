@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse as sp
 import torch
-from torch import Tensor
 
 from parallel_epochs.pipeline.data.tables import labels as tables_labels
 from parallel_epochs.pipeline.data.tables.categories import one_hot, read as read_categories
@@ -111,32 +110,17 @@ class Nodes:
         Raises:
             ValueError: names the file, the column and the first bad row.
         """
-        table, config = self.table, self.config
+        table = self.table
         if table.path is None:
             number_ids(self.db, ends)
             self._count(f"{ends[0][0].name} holds no ids")
             return
         source = open_table(self.db, table)
-        kind = "none" if known and not known.grows else table.split
-        self._read_table(source, fitted, is_divided=kind != "none")
+        self._read_table(source, fitted, is_divided=known is None or known.grows)
         self._count(f"{table.path} holds no rows")
         if not table.labels:
             return
-
-        def split(labelled: np.ndarray) -> list[Tensor]:
-            return tables_labels.split(
-                labelled,
-                source,
-                kind=kind,
-                column=str(table.by),
-                fractions=(config.train_fraction, config.valid_fraction),
-                seed=config.graph_seed,
-                until=config.until,
-                keeps_equal=is_made(table),
-                has_pairs=table.ends is not None,
-            )
-
-        self.labels = tables_labels.read(source, table, self.num_nodes, split, known)
+        self.labels = tables_labels.read(source, self.config, table, self.num_nodes, known)
         if table.columns.text_features == "scores":
             check_columns(self.labels.out_channels)
 

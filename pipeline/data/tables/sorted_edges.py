@@ -119,7 +119,14 @@ def join(
         joins.append("LEFT JOIN relations AS r ON e.r = r.name")
         kept += ["r.number AS r", "e.r AS kind"]
     if table.place is not None:
-        chosen.append(f"{source.place(*table.place)} AS w")
+        divides, column = table.place
+        if divides == "time":
+            place = source.time(column, "data.edges.time", may_be_empty=False)
+        elif divides == "column":
+            place = source.split(column, "data.edges.split_column")
+        else:
+            place = f"dense_rank() OVER (ORDER BY {source.group(column)})"
+        chosen.append(f"({place})::DOUBLE AS w")
         kept.append("w")
     db.stage(
         "joined",
@@ -135,7 +142,16 @@ def join(
     )
     missing = _report(source, ends, values, nodes, fitted)
     if columns.relation is not None:
-        _refuse_relations(source, columns.relation, "error" if is_typed else unknown)
+        ((odd,),) = db.execute(
+            "SELECT min(kind) FROM joined WHERE kind IS NOT NULL AND r IS NULL AND s IS NOT NULL AND t IS NOT NULL"
+        )
+        if odd is not None and (is_typed or unknown == "error"):
+            source.refuse(
+                columns.relation,
+                f"{source.text(columns.relation)} = {literal(odd)}",
+                ", a relation that the training did not see",
+                ". Leave such edges out, set data.unknown=empty, or train with edges of this relation",
+            )
     if fitted is not None:
         return fitted
     flagged = [place for place in places if missing[place]] if values.empty == "flag" else []
@@ -174,21 +190,6 @@ def _number_relations(
         raise ValueError(
             f"{source.name}: column {column} holds {found:,} different relations, which are ids rather "
             f"than kinds of edges; at most {most:,} are read ({source.key}.relation)"
-        )
-
-
-def _refuse_relations(source: Source, column: str, unknown: str) -> None:
-    """Refuse a relation of joined edges that the training did not see."""
-    found = source.db.execute(
-        "SELECT min(kind) FROM joined WHERE kind IS NOT NULL AND r IS NULL AND s IS NOT NULL AND t IS "
-        "NOT NULL"
-    )[0][0]
-    if found is not None and unknown == "error":
-        source.refuse(
-            column,
-            f"{source.text(column)} = {literal(found)}",
-            ", a relation that the training did not see",
-            ". Leave such edges out, set data.unknown=empty, or train with edges of this relation",
         )
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from parallel_epochs.pipeline.data.check import LARGEST_WHOLE, ROUNDED
+from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.databases import columns_of, open_sqlite
 from parallel_epochs.pipeline.data.tables.heads import (
     SUFFIXES,
     expand,
-    newline_of,
     read_head,
     separator_of,
 )
@@ -188,21 +188,6 @@ class Source:
             )
         return number if are_numbers else f"epoch({date})"
 
-    def place(self, kind: str, column: str) -> str:
-        """Write SQL for the number by which the link of a row is divided: its time, or that of its split or its group.
-
-        Args:
-            kind: "time", "column" or "group".
-
-        Raises:
-            ValueError: a cell is none; names the file and the row.
-        """
-        if kind == "time":
-            return self.time(column, "data.edges.time", may_be_empty=False)
-        if kind == "column":
-            return f"({self.split(column, 'data.edges.split_column')})::DOUBLE"
-        return f"(dense_rank() OVER (ORDER BY {self.group(column)}))::DOUBLE"
-
     def split(self, column: str, key: str, cell: str | None = None) -> str:
         """Write SQL for the number of the split that a cell names, 0 to 2; 3 for an empty one.
 
@@ -233,11 +218,6 @@ class Source:
         mend = "; every row needs a group (data.split_by)"
         self.refuse(column, f"{self.text(column)} IS NULL", mend=mend)
         return self.text(column)
-
-    def is_wrong(self, option: str, column: str) -> str:
-        """Write SQL for whether a cell is neither a number nor empty; nan counts as empty."""
-        text = self.text(column)
-        return f"({self.number(option, column)} IS NULL AND {text} IS NOT NULL AND lower(trim({text})) <> 'nan')"
 
     def require(self, key: str, column: str) -> None:
         """Refuse a column that is not there, or whose cells are lists or structures.
@@ -280,7 +260,7 @@ class Source:
             raise ValueError(f"{name}: row {row}, column {column} {said}{mend}")
 
     def refuse_wrong_numbers(self, option: str, columns: list[str]) -> None:
-        """Refuse a cell that is neither a number nor empty.
+        """Refuse a cell that is neither a number nor empty; nan counts as empty.
 
         Raises:
             ValueError: names the file, the column and the first such row.
@@ -292,7 +272,9 @@ class Source:
                 mend += ", of words as one of data.nodes.categories or data.nodes.text"
         wrong = ", which is not a finite number of float32"
         for column in columns:
-            self.refuse(column, self.is_wrong(option, column), wrong, mend)
+            text = self.text(column)
+            condition = f"{self.number(option, column)} IS NULL AND {text} IS NOT NULL AND lower(trim({text})) <> 'nan'"
+            self.refuse(column, condition, wrong, mend)
 
     def refuse_empty(self, column: str, condition: str, count: int) -> NoReturn:
         """Refuse the empty cells of a column.
@@ -434,12 +416,13 @@ def _relation(paths: list[Path]) -> str:
     separator, longest = separator_of(first), limits.limit(limits.LINE)
     head = read_head(first, separator)
     columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in head)
-    # DuckDB would take the line break of a name for the end of the rows, and find no row.
-    ends = (
-        f", new_line={literal(newline_of(first, separator))}"
-        if any("\n" in name for name in head)
-        else ""
-    )
+    ends = ""
+    if any(
+        "\n" in name for name in head
+    ):  # DuckDB would take it for the end of a row, and find no row
+        with open_unzipped(first) as file:
+            line = r"\r\n" if b"\r\n" in file.read(1 << 16) else r"\n"
+        ends = f", new_line={literal(line)}"
     return (
         f"read_csv({names}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
         f"quote='\"', escape='\"'{ends}, max_line_size={longest}, "

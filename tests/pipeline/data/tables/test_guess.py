@@ -208,24 +208,6 @@ def test_names_cannot_break_out_of_the_schema(tmp_path):
     assert found["nodes"]["users"]["features"] == bad[:-1]
 
 
-def test_many_columns_are_counted_by_several_queries(tmp_path):
-    folder = write(
-        tmp_path / "wide",
-        {
-            "users": [
-                "id,on," + ",".join(f"c{j}" for j in range(45)),
-                *(
-                    f"u{i},{i % 2}," + ",".join(str(i * j / 2 + j) for j in range(45))
-                    for i in range(1, 21)
-                ),
-            ],
-            "orders": ["order_id,user_id", *(f"o{i},u{i % 20 + 1}" for i in range(40))],
-        },
-    )
-    found = yaml.safe_load(guess(folder, "users.on").schema)
-    assert found["nodes"]["users"]["features"] == [f"c{j}" for j in range(1, 45)]
-
-
 @pytest.mark.parametrize(
     "tables, label, message",
     [

@@ -253,19 +253,6 @@ def test_without_a_table_of_nodes_ids_are_numbered_as_by_data_edges(tmp_path, id
     assert_equal(load(tmp_path, config), cache.prepare_as(config, expected))
 
 
-def test_pieces_of_edges_that_end_anywhere_make_the_same_graph(tmp_path, monkeypatch):
-    nodes, edges = random_tables(1, 20, 300)  # twenty edges a node
-    parts, columns = write(tmp_path, nodes, edges), {"weight": "w", "features": ["p"]}
-    for batch in (1, 64):
-        monkeypatch.setattr("parallel_epochs.pipeline.data.tables.sql.BATCH", batch)
-        config = config_of(
-            tmp_path, parts["nodes"] | LABELS, parts["edges"] | columns, add_self_loops=batch == 64
-        )
-        data = cache.load(config, tmp_path / f"cache-{batch}")
-        expected = cache.prepare_as(config, read(nodes, edges, columns))
-        assert_equal(data, expected, has_loops=batch == 64)
-
-
 @pytest.mark.parametrize("directed", [True, False])
 def test_relations_become_columns(tmp_path, directed):
     nodes, edges = random_tables(2, 12, 40)
@@ -323,13 +310,6 @@ BAD = {
         EDGES.replace("y,z,2", "y,z,?"),
         {},
         r"edges.csv: row 2, column p holds '\?'",
-    ),
-    "id twice": (NODES.replace("z,3", "x,3"), EDGES, {}, "the id 'x' of row 1 is there 2 times"),
-    "no id": (
-        NODES.replace("z,3", ",3"),
-        EDGES,
-        {},
-        "nodes.csv: row 3, column id is empty: every node needs an id",
     ),
     "split": (
         NODES.replace("u,val", "u,vale"),
@@ -598,48 +578,30 @@ def test_times_do_not_depend_on_the_zone_of_the_machine(tmp_path, monkeypatch, z
 
 
 @pytest.mark.parametrize(
-    ("cells", "columns", "metric", "y"),
+    ("rows", "columns", "metric", "y"),
     [
-        (
-            [["0.5"], ["-2"], [""], ["3"], ["4"]],
-            {"label": "c0"},
-            "rmse",
-            [[0.5], [-2], [float("nan")], [3], [4]],
-        ),
-        (
-            [["0", "1"], ["1", ""], ["", ""], ["0", "0"], ["1", "1"]],
-            {"labels": ["c0", "c1"]},
-            "rocauc",
-            [[0, 1], [1, float("nan")], [float("nan")] * 2, [0, 0], [1, 1]],
-        ),
-        (
-            [["7"], ["-1"], ["nan"], ["30"], ["99"]],
-            {"label": "c0"},
-            "acc",
-            [[1], [0], [0], [2], [0]],
-        ),
-        ([["7"], ["b"], [""], ["30"], ["z"]], {"label": "c0"}, "acc", [[1], [2], [0], [0], [0]]),
+        ("0.5 -2 _ 3 4", "a", "rmse", "0.5 -2 nan 3 4"),
+        ("0,1 1,_ _,_ 0,0 1,1", "a,b", "rocauc", "0,1 1,nan nan,nan 0,0 1,1"),
+        ("7 -1 nan 30 99", "a", "acc", "1 0 0 2 0"),
+        ("7 b _ 30 z", "a", "acc", "1 2 0 0 0"),
     ],
     ids=["real", "binary", "whole", "mixed"],
 )
-def test_kinds_of_labels(tmp_path, cells, columns, metric, y):
+def test_kinds_of_labels(tmp_path, rows, columns, metric, y):
     """The last node is in no split: a class that it alone has does not count."""
-    names = [f"c{place}" for place in range(len(cells[0]))]
-    lines = [
-        ",".join(["id", *names, "split"]),
-        *(
-            ",".join([name, *row, split])
-            for name, row, split in zip("abcde", cells, ["train", "train", "train", "val", ""])
-        ),
-    ]
+    names, cells = columns.split(","), rows.replace("_", "").split(" ")
+    splits = ["train", "train", "train", "val", ""]
+    lines = [f"id,{columns},split", *map(",".join, zip("abcde", cells, splits)), ""]
+    labels = {"labels": names} if len(names) > 1 else {"label": "a"}
     config = small(
         tmp_path,
-        "\n".join(lines) + "\n",
+        "\n".join(lines),
         "source,target,p\na,b,1\n",
-        {"path": "nodes.csv", "split_column": "split", **columns},
+        {"path": "nodes.csv", "split_column": "split", **labels},
     )
     data = load(tmp_path, config)
-    assert torch.equal(data.y.nan_to_num(nan=99), torch.tensor(y).nan_to_num(nan=99))
+    expected = [[float(cell) for cell in row.split(",")] for row in y.split()]
+    np.testing.assert_array_equal(data.y, expected)
     assert data.train_mask.tolist() == [True, True, False, False, False] and data.metric == metric
     assert data.out_channels == (3 if metric == "acc" else len(names))
 
@@ -845,20 +807,6 @@ def test_a_request_to_stop_ends_a_long_query(tmp_path):
         assert not db.has("long") and db.execute("SELECT 1") == [(1,)]
 
 
-def test_a_query_gives_signs_of_life(tmp_path, monkeypatch):
-    beats = []
-    monkeypatch.setattr(
-        "parallel_epochs.pipeline.run.pulse.beat", lambda doing, state: beats.append(doing)
-    )
-    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.sql.PERIOD", 0.001)
-    with Database(tmp_path, "500MB") as db:
-        db.execute(
-            "SELECT count(*) FROM range(6000) AS a, range(6000) AS b WHERE a.range < b.range",
-            "counting",
-        )
-    assert set(beats) == {"counting"} and len(beats) > 1
-
-
 @pytest.mark.slow
 def test_sorting_spills_to_the_disk_under_the_limit(tmp_path):
     rng = np.random.default_rng(0)
@@ -900,7 +848,8 @@ def test_the_content_of_files_counts_and_of_large_ones_samples(tmp_path, monkeyp
     assert cache.hash_content(config) != sampled
 
 
-def test_the_order_of_rows_changes_no_bit(tmp_path):
+def test_the_order_of_rows_and_what_is_read_at_a_time_change_no_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr(sql, "BATCH", 2)
     rows = [
         "x,y,1e16",
         "x,y,1",

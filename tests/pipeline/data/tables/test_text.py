@@ -11,8 +11,8 @@ from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 
 from parallel_epochs.pipeline.data import cache
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.tables import (
-    groups,
     scores as tables_scores,
     text as tables_text,
 )
@@ -23,7 +23,6 @@ from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_group
 from parallel_epochs.pipeline.data.tables.scores import (
     NUM_FOLDS,
     TextScores,
-    divide_groups,
     fit_scores,
 )
 from parallel_epochs.pipeline.data.tables.sql import Database
@@ -33,6 +32,19 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.seeds import stream
 
+
+def load(folder, nodes: pd.DataFrame, edges: str = "", name: str = "cache", **columns) -> Graph:
+    """Prepare a table of nodes, with some lines of edges."""
+    nodes.to_csv(folder / "nodes.csv", index=False)
+    (folder / "edges.csv").write_text(f"source,target\n{edges}")
+    config = TablesConfig(
+        folder=str(folder),
+        nodes=NodeColumns(path="nodes.csv", **columns),
+        edges=EdgeColumns(path="edges.csv"),
+    )
+    return cache.load(config, folder / name)
+
+
 TEXTS = ["A small game", "small library of a game", "", "Driver"]
 
 
@@ -41,21 +53,9 @@ def test_features_of_text_are_scikit_learns(tmp_path, monkeypatch):
         "parallel_epochs.pipeline.data.tables.nodes.BLOCK", 3
     )  # terms are counted over all blocks
     tags = ["role::program|use::gaming", "role::library", "", "x"]
-    pd.DataFrame({"id": list("abcd"), "text": TEXTS, "tags": tags}).to_csv(
-        tmp_path / "nodes.csv", index=False
-    )
-    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
-    columns = {
-        "path": "nodes.csv",
-        "text": ["text"],
-        "text_chars": ["text"],
-        "text_tags": ["tags"],
-        "text_channels": 64,
-    }
-    config = TablesConfig(
-        folder=str(tmp_path), nodes=NodeColumns(**columns), edges=EdgeColumns(path="edges.csv")
-    )
-    x = cache.load(config, tmp_path / "cache").x.double()
+    columns = {"text": ["text"], "text_chars": ["text"], "text_tags": ["tags"]}
+    nodes = pd.DataFrame({"id": list("abcd"), "text": TEXTS, "tags": tags})
+    x = load(tmp_path, nodes, "a,b\n", text_channels=64, **columns).x.double()
     words, chars, kinds = (part / part.size(1) ** 0.5 for part in x.split([5, 64, 6], dim=1))
     expected = TfidfVectorizer(sublinear_tf=True).fit_transform(TEXTS).toarray()
     torch.testing.assert_close(
@@ -76,14 +76,9 @@ def test_features_of_text_are_scikit_learns(tmp_path, monkeypatch):
 def test_ids_of_neighbours_are_terms_of_either_direction(tmp_path, monkeypatch):
     monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 3)
     ends = [("a", "b"), ("a", "B b"), ("a", "b"), ("c", "b"), ("nobody", "b"), ("B b", "B b")]
-    pd.DataFrame({"id": ["a", "b", "B b", "c"]}).to_csv(tmp_path / "nodes.csv", index=False)
-    pd.DataFrame(ends, columns=["source", "target"]).to_csv(tmp_path / "edges.csv", index=False)
-    config = TablesConfig(
-        folder=str(tmp_path),
-        nodes=NodeColumns(path="nodes.csv", text_neighbors=True),
-        edges=EdgeColumns(path="edges.csv"),
-    )
-    x = cache.load(config, tmp_path / "cache").x.double()
+    edges = "".join(f"{start},{end}\n" for start, end in ends)
+    nodes = pd.DataFrame({"id": ["a", "b", "B b", "c"]})
+    x = load(tmp_path, nodes, edges, text_neighbors=True).x.double()
     rows = [
         (["b", "B b"], [], ["B b"], ["b"]),
         ([], ["a", "c"], ["a", "B b"], []),
@@ -98,30 +93,18 @@ def test_ids_of_neighbours_are_terms_of_either_direction(tmp_path, monkeypatch):
 def test_an_id_counts_in_scores_though_it_is_in_one_text_alone(tmp_path):
     """Without ids there would be no term at all, since each word is in one text, and such words do not count."""
     numbers = np.arange(20)
-    pd.DataFrame(
+    nodes = pd.DataFrame(
         {
             "id": [f"{side}{number}" for side in "nm" for number in numbers],
             "kind": [*"ab" * 10, *[""] * 20],
             "word": [f"w{number}" for number in range(40)],
             "split": ["train"] * 16 + ["valid"] * 24,
         }
-    ).to_csv(tmp_path / "nodes.csv", index=False)
-    (tmp_path / "edges.csv").write_text(
-        "source,target\n" + "".join(f"n{number},m{number}\n" for number in numbers)
     )
-    config = TablesConfig(
-        folder=str(tmp_path),
-        edges=EdgeColumns(path="edges.csv"),
-        nodes=NodeColumns(
-            path="nodes.csv",
-            text=["word"],
-            text_neighbors=True,
-            text_features="scores",
-            label="kind",
-            split_column="split",
-        ),
-    )
-    assert cache.load(config, tmp_path / "cache").x.shape == (40, 2)
+    edges = "".join(f"n{number},m{number}\n" for number in numbers)
+    scores = {"text": ["word"], "text_neighbors": True, "text_features": "scores"}
+    data = load(tmp_path, nodes, edges, label="kind", split_column="split", **scores)
+    assert data.x.shape == (40, 2)
 
 
 def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
@@ -145,7 +128,7 @@ def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
     assert told["rows"] > 0.7 and told["groups"] < 0.4, told
 
 
-def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
+def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path):
     """Two grids with an edge between them, and nodes without edges; a hub is linked to all nodes of the first."""
     grid = np.arange(100).reshape(10, 10)
     ends = [
@@ -154,13 +137,10 @@ def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
     ]
     ends += [np.array([[99], [100]]), np.stack([np.full(100, 200), np.arange(100)])]
     source, target = np.concatenate(ends, axis=1)
-    rounds, mix = [], groups.mix
-    monkeypatch.setattr(groups, "mix", lambda numbers: (rounds.append(0), mix(numbers))[1])
     with Database(tmp_path, "1GB") as db:
         edges = pa.record_batch({"s": source, "t": target})
         db.fill("joined", edges.schema, iter([edges]))
         group = find_groups(db, Links(LINKS.format("joined", 3, 3), 206), 25)
-        assert 5 < len(rounds) < groups.NUM_ROUNDS, "it goes on though no two groups fit together"
         assert np.array_equal(
             group, find_groups(db, Links("SELECT t + 3 AS s, s + 3 AS t FROM joined", 206), 25)
         )
@@ -172,26 +152,6 @@ def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path, monkeypatch):
     assert sizes.max() <= 25 and (sizes[group[[0, 1, 2, 204, 205]]] == 1).all()
     is_inner = source != 200
     assert (group[source + 3] == group[target + 3])[is_inner].mean() > 0.6
-
-
-def test_hubs_do_not_part_neighbours(tmp_path):
-    """Hundred pairs of nodes, and forty hubs that are linked to all of them."""
-    first = np.arange(0, 200, 2)
-    hubs = np.repeat(np.arange(200, 240), 200)
-    with Database(tmp_path, "1GB") as db:
-        edges = pa.record_batch(
-            {"s": np.append(first, np.tile(np.arange(200), 40)), "t": np.append(first + 1, hubs)}
-        )
-        db.fill("joined", edges.schema, iter([edges]))
-        group = find_groups(db, Links(LINKS.format("joined", 0, 0), 240), 10)
-    assert (group[first] == group[first + 1]).mean() > 0.9
-
-
-def test_folds_hold_whole_groups_and_about_as_many_nodes():
-    numbers = np.repeat(np.arange(40), np.arange(40))[np.random.default_rng(0).permutation(780)]
-    fold = divide_groups(numbers, np.random.default_rng(1))
-    assert len(set(zip(numbers.tolist(), fold.tolist()))) == 39
-    assert np.bincount(fold, minlength=NUM_FOLDS).min() > 150
 
 
 def test_ids_of_neighbours_are_refused_for_links():
@@ -245,14 +205,8 @@ def test_singular_vectors_are_those_of_all_frequent_terms(tmp_path, monkeypatch,
             tables_text, bound, {"MAX_TERMS": 30, "MAX_TEXTS": 9, "MAX_CELLS": 100}[bound]
         )
     texts = long_texts()
-    pd.DataFrame({"id": range(80), "text": texts}).to_csv(tmp_path / "nodes.csv", index=False)
-    (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
-    config = TablesConfig(
-        folder=str(tmp_path),
-        edges=EdgeColumns(path="edges.csv"),
-        nodes=NodeColumns(path="nodes.csv", text=["text"], text_channels=6),
-    )
-    data = cache.load(config, tmp_path / "cache")
+    nodes = pd.DataFrame({"id": range(80), "text": texts})
+    data = load(tmp_path, nodes, "0,1\n", text=["text"], text_channels=6)
     (vectors,) = unpack(data.fitted)[0][0].columns.vectors
     assert vectors.dtype == np.float16 and vectors.shape[1] == 6 and data.x.shape == (80, 6)
     vectorizer = TfidfVectorizer(sublinear_tf=True)
@@ -425,51 +379,6 @@ def test_scores_are_those_of_models_that_have_not_seen_the_node(tmp_path, caplog
     assert 0.8 < (x.argmax(1) == table["kind"].map(sorted(KINDS).index)).mean() < 0.97
 
 
-def test_scores_do_not_tell_labels_that_texts_do_not_tell():
-    """Each text has a term of its own, by which a model that has seen the node would tell its label."""
-    rng = np.random.default_rng(0)
-    terms = sp.csr_array(np.concatenate([np.eye(400), np.repeat(np.eye(200), 2, axis=0)], axis=1))
-    labels = rng.integers(2, size=(400, 1)).astype(float)
-    own = fit_scores(np.arange(400), terms, labels, "acc", np.random.default_rng(1)).own
-    assert 0.35 < (own.argmax(1) == labels[:, 0]).mean() < 0.65
-
-
-@pytest.mark.slow
-def test_blocks_and_a_bound_on_nodes_change_no_score_of_others(tmp_path, monkeypatch):
-    table = packages()
-    whole = scores_of(tmp_path, table, {"label": "kind"}, features=["length"])
-    assert whole.shape == (200, 5) and torch.allclose(
-        whole[:, 0], torch.tensor(table["length"]).float()
-    )
-    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 37)
-    (tmp_path / "blocks").mkdir(), (tmp_path / "bound").mkdir()
-    torch.testing.assert_close(
-        scores_of(tmp_path / "blocks", table, {"label": "kind"}, features=["length"]),
-        whole,
-        rtol=0,
-        atol=1e-5,
-    )
-    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.MAX_NODES", 60)
-    bound = scores_of(tmp_path / "bound", table, {"label": "kind"})
-    assert (bound.argmax(1).numpy() == table["kind"].map(sorted(KINDS).index)).mean() > 0.8
-
-
-def test_scores_of_binary_columns_and_of_numbers(tmp_path):
-    table = packages()
-    table["is_font"] = (table["kind"] == "font").astype("Int64")
-    table.loc[::7, "is_font"] = pd.NA
-    for folder in ("binary", "real"):
-        (tmp_path / folder).mkdir()
-    x = scores_of(tmp_path / "binary", table, {"labels": ["is_game", "is_font"]}).numpy()
-    assert x.shape == (200, 2)
-    for column, kind in enumerate(("game", "font")):
-        is_kind = (table["kind"] == kind).to_numpy()
-        assert x[is_kind, column].mean() > x[~is_kind, column].mean() + 1.5
-    table["length"] += 2.0 * (table["kind"] == "font")
-    x = scores_of(tmp_path / "real", table, {"label": "length"})
-    assert x.shape == (200, 1) and np.corrcoef(x[:, 0], table["length"])[0, 1] > 0.5
-
-
 def test_models_of_numbers_are_ridge_regressions():
     rng = np.random.default_rng(0)
     terms, labels = (
@@ -490,16 +399,6 @@ def test_models_of_numbers_are_ridge_regressions():
     np.testing.assert_allclose(
         found.own[:, 0], (expected - expected.mean()) / expected.std(), atol=1e-2
     )
-
-
-def test_an_id_in_a_single_text_counts_and_a_word_does_not():
-    terms = np.eye(20)
-    terms[:2, 3] = 1  # a word in three texts
-    labels = np.tile([[0.0], [1.0]], (10, 1))
-    found = fit_scores(
-        np.arange(20), sp.csr_array(terms), labels, "acc", np.random.default_rng(0), first_id=12
-    )
-    assert found.terms.tolist() == [3, *range(12, 20)]
 
 
 def test_a_class_that_a_fold_lacks_is_a_sure_no():

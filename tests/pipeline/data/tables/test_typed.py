@@ -1,8 +1,6 @@
 """Tables of several types of nodes: equal to the same graph read from a HeteroData; odd schemas; kills."""
 
 import dataclasses
-import os
-import signal
 
 import pandas as pd
 import pytest
@@ -15,56 +13,42 @@ from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.tables import sorted_edges
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from parallel_epochs.pipeline.graph.store import StoreWriter
-from tests.helpers.running import forked, status_of
 from tests.helpers.typed_tables import SCHEMA, write_tables
 
 
 def as_hetero(tables: dict[str, pd.DataFrame]) -> HeteroData:
     """Read the tables by pandas alone."""
-    data, place = HeteroData(), {}
-    for name, table in (("user", tables["users"]), ("item", tables["items"])):
-        place[name] = {id: number for number, id in enumerate(table["id"])}
-    place["shop"] = {
-        id: number for number, id in enumerate(sorted(tables["sold"]["shop"].unique()))
-    }
-    users = tables["users"]
-    data["user"].x = torch.tensor(users[["age", "visits"]].to_numpy(), dtype=torch.float32)
-    data["user"].y = torch.tensor(users["kind"].map({"a": 0, "b": 1, "c": 2}).to_numpy())
+    data, (users, items, acts, knows, sold) = HeteroData(), tables.values()
+    ids = {"user": users["id"], "item": items["id"], "shop": sorted(sold["shop"].unique())}
+    place = {kind: {id: number for number, id in enumerate(own)} for kind, own in ids.items()}
+    data["user"].x = torch.from_numpy(users[["age", "visits"]].to_numpy(np.float32))
+    data["user"].y = torch.from_numpy(users["kind"].factorize(sort=True)[0])
     for mask, split in (("train_mask", "train"), ("valid_mask", "valid"), ("test_mask", "test")):
         data["user"][mask] = torch.tensor((users["split"] == split).to_numpy())
-    data["item"].x = torch.tensor(tables["items"][["price"]].to_numpy(), dtype=torch.float32)
+    data["item"].x = torch.from_numpy(items[["price"]].to_numpy(np.float32))
     data["shop"].num_nodes = 3
-
-    def link(
-        table: pd.DataFrame, source: tuple[str, str], target: tuple[str, str], how: dict[str, str]
+    for (source, name, target), table, ends, how in (
+        (
+            ("user", "buys", "item"),
+            acts[acts["what"] == "buys"],
+            ["user", "item"],
+            {"times": "sum"},
+        ),
+        (
+            ("user", "sees", "item"),
+            acts[acts["what"] == "sees"],
+            ["user", "item"],
+            {"times": "sum"},
+        ),
+        (("user", "knows", "user"), knows, ["a", "b"], {"years": "mean"}),
+        (("item", "sold_by", "shop"), sold.drop_duplicates(), ["item", "shop"], {}),
     ):
-        merged = (
-            table.groupby([source[1], target[1]]).agg(how).reset_index()
-            if how
-            else table.drop_duplicates()
-        )
-        ends = [
-            torch.tensor(merged[column].map(place[kind]).to_numpy())
-            for kind, column in (source, target)
-        ]
-        return torch.stack(ends), torch.tensor(
-            merged[list(how)].to_numpy(), dtype=torch.float32
-        ) if how else None
-
-    for what in ("buys", "sees"):
-        acts = tables["acts"][tables["acts"]["what"] == what]
-        edges = data["user", what, "item"]
-        edges.edge_index, edges.edge_attr = link(
-            acts, ("user", "user"), ("item", "item"), {"times": "sum"}
-        )
-    edges = data["user", "knows", "user"]
-    edges.edge_index, edges.edge_attr = link(
-        tables["knows"], ("user", "a"), ("user", "b"), {"years": "mean"}
-    )
-    data["item", "sold_by", "shop"].edge_index = link(
-        tables["sold"], ("item", "item"), ("shop", "shop"), {}
-    )[0]
+        merged = table.groupby(ends, as_index=False).agg(how) if how else table
+        index = [merged[end].map(place[kind]) for end, kind in zip(ends, (source, target))]
+        data[source, name, target].edge_index = torch.from_numpy(np.stack(index))
+        if how:
+            attr = torch.from_numpy(merged[[*how]].to_numpy(np.float32))
+            data[source, name, target].edge_attr = attr
     return data
 
 
@@ -143,19 +127,6 @@ def test_equal_numbers_of_different_types_are_no_self_loops(tmp_path, caplog):
     caplog.set_level("INFO")
     load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
     assert "sold.csv: 1 edges" in caplog.text and "sold.csv: 1 edges; " not in caplog.text
-
-
-def test_means_of_neighbours_by_hand(tmp_path):
-    tables = write_tables(tmp_path)
-    found = load(TablesConfig(folder=str(tmp_path), schema=SCHEMA), tmp_path)
-    schema, sold = found.types, tables["sold"]
-    assert schema.averaged == ["shop"] and schema.widths == [2, 1, 1]
-    prices = tables["items"].set_index("id")["price"]
-    for row, shop in zip(schema.nodes_of("shop"), sorted(sold["shop"].unique()), strict=True):
-        mean = prices[sold[sold["shop"] == shop]["item"]].mean()
-        torch.testing.assert_close(
-            found.x[row], torch.tensor([mean, 0, 0, 0, 1], dtype=torch.float32)
-        )
 
 
 def test_ids_of_neighbours_of_other_types_are_terms(tmp_path):
@@ -322,40 +293,3 @@ def test_a_file_with_the_schema_gives_the_same_graph_and_may_lie_beside_the_tabl
     (tmp_path / "graph.yaml").write_text("nodes: [\n")
     with pytest.raises(ValueError, match=r"graph.yaml is not YAML: "):
         in_file.check()
-
-
-@pytest.mark.parametrize("point", ["edges", pytest.param("x", marks=pytest.mark.slow)])
-def test_a_killed_preparation_goes_on(tmp_path, monkeypatch, point):
-    write_tables(tmp_path)
-    config = TablesConfig(folder=str(tmp_path), schema=SCHEMA)
-
-    def die() -> None:
-        put = StoreWriter.write
-
-        def write(self, **arrays):
-            if point in arrays:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return put(self, **arrays)
-
-        StoreWriter.write = write
-        load(config, tmp_path)
-
-    assert status_of(forked(die)) == -signal.SIGKILL
-    resumed = load(config, tmp_path)
-    whole = cache.load(config, tmp_path / "other")
-    for key in ("x", "edge_attr", "y", "names", "fitted"):
-        assert torch.equal(resumed[key], whole[key]), key
-    assert torch.equal(resumed.edge_index.as_tensor(), whole.edge_index.as_tensor())
-
-
-def test_labels_of_two_types_need_no_choice_where_none_are_learned(tmp_path):
-    write_tables(tmp_path)
-    config = TablesConfig(folder=str(tmp_path), schema=changed(nodes__item={"label": "price"}))
-    config.check()
-    assert config.tables.labelled is None
-    config = TablesConfig(
-        folder=str(tmp_path), schema=changed(nodes__user={"label": None}), label_type="user"
-    )
-    config.reads_labels = False
-    config.check()
-    assert config.tables.labelled == "user"
