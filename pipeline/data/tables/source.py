@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,21 +28,7 @@ from parallel_epochs.pipeline.run import limits, words
 log = logging.getLogger(__name__)
 
 FLOATS = ("FLOAT", "DOUBLE")
-NUMBERS = (
-    "TINYINT",
-    "SMALLINT",
-    "INTEGER",
-    "BIGINT",
-    "HUGEINT",
-    "UTINYINT",
-    "USMALLINT",
-    "UINTEGER",
-    "UBIGINT",
-    "UHUGEINT",
-    "BOOLEAN",
-    "DECIMAL",
-    *FLOATS,
-)
+NUMBERS = re.compile("U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|BOOLEAN|DECIMAL|FLOAT|DOUBLE")
 # Words that are the labels 0 and 1 of a binary task.
 BINARY = {"no": 0, "yes": 1, "false": 0, "true": 1, "n": 0, "y": 1, "f": 0, "t": 1}
 # The largest number of float32; what training computes in.
@@ -122,14 +109,12 @@ class Source:
                 if option in ("label", "labels")
                 else f"TRY_CAST({self.text(column)} AS DOUBLE)"
             )
-        elif kind.startswith(NUMBERS):
+        elif NUMBERS.match(kind):
             value = f"{name}::DOUBLE"
         else:
-            dates = (
-                f". Give dates as {self.key}.dates"
-                if kind.startswith(("DATE", "TIMESTAMP"))
-                else ""
-            )
+            dates = ""
+            if kind.startswith(("DATE", "TIMESTAMP")):
+                dates = f". Give dates as {self.key}.dates"
             raise ValueError(
                 f"{self.key}.{option}={column}: the column of {self.name} is {kind}, which is not a "
                 f"number{dates}"

@@ -449,16 +449,12 @@ def _check_columns(config: TablesConfig, schema: TableSchema, known: list[Fitted
     """
     (nodes,), (edges,), columns = schema.nodes.values(), schema.edges.values(), known[0].columns
     num_texts = len(nodes.columns.text_columns())
-    # Behind the texts there may be the words of names and the ids of neighbours, in either direction.
-    num_more = (
-        sum(kind in ("names", "ids") for kind in columns.kinds)
-        if columns.kinds
-        else 2 * (num_texts != len(columns.texts) and len(columns.texts) > 1)
-    )
+    # Behind the texts there may be the words of names and the ids of neighbours. Earlier versions kept no kinds.
+    kept = [kind for kind in columns.kinds if kind not in ("names", "ids")]
     for what, now, before in (
         ("numbers and dates of nodes", values_of(nodes).num_features([]), len(columns.mean)),
         ("categories", len(nodes.columns.categories), len(columns.categories)),
-        ("texts", num_texts, len(columns.texts) - num_more),
+        ("texts", num_texts, len(kept) if columns.kinds else num_texts),
         ("numbers and dates of edges", values_of(edges).num_features([]), len(known[1].mean)),
     ):
         if now != before:

@@ -446,23 +446,25 @@ def test_columns_may_have_the_names_of_our_own(tmp_path):
 
 
 def test_a_random_split_is_that_of_the_seed(tmp_path):
-    nodes = "id,kind\n" + "".join(
-        f"n{number},{'' if number % 10 == 0 else number % 3}\n" for number in range(100)
+    nodes = [f"n{number},{'' if number % 10 == 0 else number % 3}" for number in range(100)]
+    edges = [f"n{number},n{number + 1},1" for number in range(99)]
+    config = small(
+        tmp_path,
+        "\n".join(["id,kind", *nodes, ""]),
+        "\n".join(["source,target,p", *edges, ""]),
+        {"path": "nodes.csv", "label": "kind"},
+        train_fraction=0.5,
+        valid_fraction=0.3,
     )
-    edges = "source,target\n" + "".join(f"n{number},n{number + 1}\n" for number in range(99))
-    columns = {"path": "nodes.csv", "label": "kind"}
 
-    def split(**options) -> list[list[int]]:
-        (tmp_path / "nodes.csv").write_text(nodes)
-        (tmp_path / "edges.csv").write_text(edges)
-        data = load(tmp_path, config_of(tmp_path, columns, {"path": "edges.csv"}, **options))
+    def split(seed: int) -> list[list[int]]:
+        data = load(tmp_path, dataclasses.replace(config, graph_seed=seed))
         return [data[mask].nonzero().flatten().tolist() for mask in MASKS]
 
-    parts = split(train_fraction=0.5, valid_fraction=0.3)
+    parts = split(0)
     assert [len(part) for part in parts] == [45, 27, 18]
     assert sorted(sum(parts, [])) == [number for number in range(100) if number % 10]
-    assert split(train_fraction=0.5, valid_fraction=0.3) == parts
-    assert split(train_fraction=0.5, valid_fraction=0.3, graph_seed=1) != parts
+    assert split(1) != parts
 
 
 def test_borders_without_a_zone_are_utc_wherever_the_machine_is(monkeypatch):
