@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,11 @@ def pack(fitted: Sequence[Fitted], inputs: dict[str, Any] | None) -> Tensor:
     """
     if inputs is None:
         nodes, edges = fitted
-        content = _to_tensors(dataclasses.replace(edges, columns=nodes.columns).content())
+        content = dataclasses.replace(edges, columns=nodes.columns).content()
     else:
-        content = {"inputs": inputs, "tables": [_to_tensors(own.content()) for own in fitted]}
+        content = {"inputs": inputs, "tables": [own.content() for own in fitted]}
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save(_convert(content, _to_tensor), buffer)
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).clone()
 
 
@@ -121,21 +121,14 @@ def unpack(packed: Tensor) -> tuple[list[Fitted], dict[str, Any] | None]:
 
 
 def _from_content(content: dict) -> Fitted:
-    with _naming():
-        content = _to_arrays(content)
-        columns = content.pop("columns")
-        scores = columns.pop("scores")
-        if scores is not None:
-            own = np.empty((0, scores["weights"].shape[1]), np.float32)  # of versions of before
-            scores = build(
-                FITTED, TextScores, {"nodes": np.empty(0, np.int64), "own": own, **scores}
-            )
-        columns["texts"] = [tuple(text) for text in columns["texts"]]
-        return build(
-            FITTED,
-            Fitted,
-            {"columns": build(FITTED, Columns, {"scores": scores, **columns}), **content},
-        )
+    content = _convert(content, _to_array)
+    columns = content.pop("columns")
+    if (scores := columns.pop("scores")) is not None:
+        own = np.empty((0, scores["weights"].shape[1]), np.float32)  # of versions of before
+        scores = build(FITTED, TextScores, {"nodes": np.empty(0, np.int64), "own": own} | scores)
+    columns["texts"] = [tuple(text) for text in columns["texts"]]
+    columns = build(FITTED, Columns, {"scores": scores} | columns)
+    return build(FITTED, Fitted, {"columns": columns} | content)
 
 
 @contextlib.contextmanager
@@ -149,17 +142,18 @@ def _naming() -> Iterator[None]:
         ) from error
 
 
-def _to_tensors(value: object) -> object:
+def _convert(value: object, leaf: Callable[[Any], object]) -> Any:
+    """Convert what nested dicts and lists hold."""
     if isinstance(value, dict):
-        return {name: _to_tensors(part) for name, part in value.items()}
+        return {name: _convert(part, leaf) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_to_tensors(part) for part in value]
+        return [_convert(part, leaf) for part in value]
+    return leaf(value)
+
+
+def _to_tensor(value: object) -> object:
     return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
 
 
-def _to_arrays(value: object) -> Any:
-    if isinstance(value, dict):
-        return {name: _to_arrays(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_to_arrays(part) for part in value]
+def _to_array(value: object) -> object:
     return value.numpy() if isinstance(value, Tensor) else value

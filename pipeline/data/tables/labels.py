@@ -197,10 +197,9 @@ def write(
     with writer.write(
         y=((num_nodes, len(columns)), torch.int64 if classes else torch.float32)
     ) as opened:
-        for begin, end in ((0, first_node), (first_node + own, num_nodes)) if not classes else ():
-            for first, last in blocks(end - begin, BLOCK):
-                unknown = np.full((last - first, len(columns)), np.nan, np.float32)
-                opened["y"].write((begin + first) * len(columns), unknown)
+        for first, last in () if classes else blocks(num_nodes, BLOCK):
+            unknown = np.full((last - first, len(columns)), np.nan, np.float32)
+            opened["y"].write(first * len(columns), unknown)
         for first, last in blocks(own, BLOCK):
             values = read_values(db, labels, first, last)
             if classes:  # as parallel_epochs.pipeline.data.prepare writes those that do not count

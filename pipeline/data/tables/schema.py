@@ -38,10 +38,13 @@ NO_INPUTS = (
     "labels",
     "log_label",
     "split_column",
+    "max_categories",
     "source",
     "target",
     "time",
 )
+# Keys of tables of nodes that earlier versions had, with the values that are fixed now.
+GONE = {"max_categories": 256, "text_words": 1, "char_lengths": [2, 4], "tag_separator": "|"}
 # Columns that become features of nodes.
 INPUTS = ("features", "dates", "categories", "text", "text_chars", "text_tags")
 
@@ -211,14 +214,16 @@ class TableSchema:
 
 def _chosen(columns: NodeColumns | EdgeColumns, left_out: tuple[str, ...]) -> dict[str, Any]:
     """Return the keys of a table; those that came later are there only if they are given, as graphs keep their hash."""
-    later = ("split_column", "label") if isinstance(columns, EdgeColumns) else ()
-    return {
+    is_edges = isinstance(columns, EdgeColumns)
+    later = ("split_column", "label") if is_edges else ()
+    own = {
         name: value
         for name, value in dataclasses.asdict(columns).items()
-        if name not in left_out
-        and ((before := meaning_of(type(columns), name).before) is None or value != before)
+        if ((before := meaning_of(type(columns), name).before) is None or value != before)
         and not (name in later and value is None)
     }
+    own |= {} if is_edges else GONE
+    return {name: value for name, value in own.items() if name not in left_out}
 
 
 @dataclass
@@ -579,6 +584,9 @@ VALUES: dict[Any, str] = {
 def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
     """Make an object of keys in a schema."""
     given = _mapping(keys, where)
+    for name, value in GONE.items():
+        if name in given and given[name] == value:
+            del given[name]
     if "${" in str(given):  # OmegaConf would read variables of the environment
         raise ValueError(
             f"data.schema: {where} holds ${{...}}, which is not replaced here. Write the value itself"

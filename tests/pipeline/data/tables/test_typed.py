@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -21,11 +22,11 @@ def as_hetero(tables: dict[str, pd.DataFrame]) -> HeteroData:
     data, (users, items, acts, knows, sold) = HeteroData(), tables.values()
     ids = {"user": users["id"], "item": items["id"], "shop": sorted(sold["shop"].unique())}
     place = {kind: {id: number for number, id in enumerate(own)} for kind, own in ids.items()}
-    data["user"].x = torch.from_numpy(users[["age", "visits"]].to_numpy(np.float32))
-    data["user"].y = torch.from_numpy(users["kind"].factorize(sort=True)[0])
+    data["user"].x = torch.tensor(users[["age", "visits"]].to_numpy(np.float32))
+    data["user"].y = torch.tensor(users["kind"].factorize(sort=True)[0])
     for mask, split in (("train_mask", "train"), ("valid_mask", "valid"), ("test_mask", "test")):
         data["user"][mask] = torch.tensor((users["split"] == split).to_numpy())
-    data["item"].x = torch.from_numpy(items[["price"]].to_numpy(np.float32))
+    data["item"].x = torch.tensor(items[["price"]].to_numpy(np.float32))
     data["shop"].num_nodes = 3
     for (source, name, target), table, ends, how in (
         (
@@ -45,9 +46,9 @@ def as_hetero(tables: dict[str, pd.DataFrame]) -> HeteroData:
     ):
         merged = table.groupby(ends, as_index=False).agg(how) if how else table
         index = [merged[end].map(place[kind]) for end, kind in zip(ends, (source, target))]
-        data[source, name, target].edge_index = torch.from_numpy(np.stack(index))
+        data[source, name, target].edge_index = torch.tensor(np.stack(index))
         if how:
-            attr = torch.from_numpy(merged[[*how]].to_numpy(np.float32))
+            attr = torch.tensor(merged[[*how]].to_numpy(np.float32))
             data[source, name, target].edge_attr = attr
     return data
 
@@ -283,6 +284,10 @@ def test_a_file_with_the_schema_gives_the_same_graph_and_may_lie_beside_the_tabl
     inline = TablesConfig(folder=str(tmp_path), schema=SCHEMA)
     in_file = TablesConfig(schema=str(tmp_path / "graph.yaml"))
     assert cache.hash_graph(inline) == cache.hash_graph(in_file)
+    old = changed(nodes__user={"char_lengths": [2, 4], "tag_separator": "|"})  # of 0.6.0
+    assert cache.hash_graph(TablesConfig(folder=str(tmp_path), schema=old)) == cache.hash_graph(
+        inline
+    )
     other = changed(nodes__user={"standardize": True})
     assert cache.hash_graph(TablesConfig(folder=str(tmp_path), schema=other)) != cache.hash_graph(
         inline
