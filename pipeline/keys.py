@@ -186,21 +186,18 @@ def _check_entry(entry: Entry) -> None:
         raise ValueError(
             f"{name} must be less than {_power_of_two(meaning.below or 2**63)}, not {value}"
         )
-    if meaning.minimum is not None and meaning.below is not None:
-        if not meaning.minimum <= value < meaning.below:
-            raise ValueError(
-                f"{name} must be in [{meaning.minimum:g}, {_power_of_two(meaning.below)}), not {value}"
-            )
-    elif meaning.minimum is not None and value < meaning.minimum:
-        raise ValueError(f"{name} must be at least {meaning.minimum:g}, not {value}")
-    if (
-        meaning.above is not None
-        and meaning.below is not None
-        and not meaning.above < value < meaning.below
-    ):
-        raise ValueError(f"{name} must be in ({meaning.above:g}, {meaning.below:g}), not {value}")
-    if meaning.above is not None and not value > meaning.above:
-        raise ValueError(f"{name} must be more than {meaning.above:g}, not {value}")
+    is_low = meaning.minimum is not None and value < meaning.minimum
+    is_low |= meaning.above is not None and not value > meaning.above
+    if is_low or meaning.below is not None and not value < meaning.below:
+        raise ValueError(f"{name} must be {_range(meaning)}, not {value}")
+
+
+def _range(meaning: Meaning) -> str:
+    has_minimum = meaning.minimum is not None
+    if meaning.below is not None:
+        low = f"[{meaning.minimum:g}" if has_minimum else f"({meaning.above:g}"
+        return f"in {low}, {_power_of_two(meaning.below)})"
+    return f"at least {meaning.minimum:g}" if has_minimum else f"more than {meaning.above:g}"
 
 
 def _power_of_two(bound: float) -> str:

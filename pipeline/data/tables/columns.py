@@ -139,13 +139,6 @@ class NodeColumns:
             return [("label", self.label)]
         return [("labels", column) for column in self.labels]
 
-    @property
-    def has_features(self) -> bool:
-        """Tell whether features of nodes are made of columns, and not of edges."""
-        return bool(
-            self.value_columns() or self.text_columns() or self.categories or self.text_neighbors
-        )
-
 
 @dataclass
 class EdgeColumns:
