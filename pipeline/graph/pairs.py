@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.edge_index import from_csc
-from parallel_epochs.pipeline.graph.edges import counting_sort, transpose
+from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.partition import Partition, assignment
 from parallel_epochs.pipeline.run import checkpoint, files
 
@@ -82,14 +82,9 @@ def sort_by_cluster(
     part = torch.from_numpy(assignment(partition)).long().to(pairs.device)
     a, b = part[pairs[order]].unbind(1)
     within = (a == b).nonzero().squeeze(1)
-    if part.device.type != "cpu":
-        a, by_cluster = a[within].sort(stable=True)
-        numbers = torch.arange(partition.num_parts + 1, device=a.device)
-        return PairsByCluster(order[within[by_cluster]], torch.searchsorted(a, numbers).cpu())
-    perm, ptr = counting_sort(a[within].numpy(), partition.num_parts)
-    return PairsByCluster(
-        order[within[torch.from_numpy(perm).long()]], torch.from_numpy(ptr).long()
-    )
+    a, by_cluster = a[within].sort(stable=True)
+    numbers = torch.arange(partition.num_parts + 1, device=a.device)
+    return PairsByCluster(order[within[by_cluster]], torch.searchsorted(a, numbers).cpu())
 
 
 def draw_negatives(

@@ -63,7 +63,10 @@ def from_assignment(part: np.ndarray, num_parts: int) -> Partition:
 
 def shuffle_clusters(partition: Partition, rng: np.random.Generator) -> Partition:
     """Shuffle the order of the clusters."""
-    return _reorder(partition, rng.permutation(partition.num_parts))
+    order = rng.permutation(partition.num_parts)
+    sizes = partition.ptr.diff()[order]
+    perm = torch.cat([partition.nodes(int(part)) for part in order])
+    return Partition(perm, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
 
 
 def regroup(micro: Partition, num_parts: int, rng: np.random.Generator) -> Partition:
@@ -80,12 +83,6 @@ def regroup(micro: Partition, num_parts: int, rng: np.random.Generator) -> Parti
         ends.append(first)
     ends.append(micro.num_parts)
     return Partition(shuffled.perm, shuffled.ptr[torch.tensor(ends)])
-
-
-def _reorder(partition: Partition, order: np.ndarray) -> Partition:
-    sizes = partition.ptr.diff()[order]
-    perm = torch.cat([partition.nodes(int(part)) for part in order])
-    return Partition(perm, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
 
 
 @dataclass

@@ -28,17 +28,6 @@ def use_threads(num_threads: int) -> None:
 
 
 @contextlib.contextmanager
-def borrowed_threads(factor: int) -> Iterator[None]:
-    """Compute with `factor` times as many threads until the end of the block, while the machine's other ranks wait."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(num_threads * factor)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
-@contextlib.contextmanager
 def restored_threads() -> Iterator[None]:
     """Restore the number of threads at the end of the block, since :func:`compute_alone` changes it for new threads."""
     num_threads = torch.get_num_threads()
@@ -46,6 +35,14 @@ def restored_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(num_threads)
+
+
+@contextlib.contextmanager
+def borrowed_threads(factor: int) -> Iterator[None]:
+    """Compute with `factor` times as many threads until the end of the block, while the machine's other ranks wait."""
+    with restored_threads():
+        torch.set_num_threads(torch.get_num_threads() * factor)
+        yield
 
 
 def compute_alone() -> None:

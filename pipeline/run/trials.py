@@ -101,28 +101,19 @@ class Trials:
 
     def _run(self, name: str, epochs: int) -> None:
         """Train a setting for so many epochs, unless that is known: then the time that it took counts again here."""
-        if known := [
-            trial for trial in self._known if (trial.setting, trial.epochs) == (name, epochs)
-        ]:
-            self.found.append(known[0])
-            return
+        for known in self._known:
+            if (known.setting, known.epochs) == (name, epochs):
+                self.found.append(known)
+                return
         log.info("setting %s, up to epoch %d", name, epochs)
         began, summary = time.perf_counter(), {}
         try:
             summary = self._train(name, epochs)
         except FloatingPointError as error:
             log.warning("setting %s: %s", name, one_line(error))
-        self.found.append(
-            self._ranks.broadcast(
-                Trial(
-                    name,
-                    epochs,
-                    summary.get("best_valid"),
-                    round(time.perf_counter() - began, 6),
-                    summary.get("metric", ""),
-                )
-            )
-        )
+        seconds = round(time.perf_counter() - began, 6)
+        valid, metric = summary.get("best_valid"), summary.get("metric", "")
+        self.found.append(self._ranks.broadcast(Trial(name, epochs, valid, seconds, metric)))
         if self._ranks.is_first:
             files.write_json(self._path, {"trials": [asdict(trial) for trial in self.found]})
 

@@ -12,7 +12,7 @@ import torch
 from parallel_epochs.pipeline import init
 from parallel_epochs.pipeline.command import folder as run_folder
 from parallel_epochs.pipeline.command.folder import RUN_FILES, refuse_files_of_others
-from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, is_prediction
+from parallel_epochs.pipeline.config import is_prediction
 from parallel_epochs.pipeline.data.config import FileConfig, GraphFilesConfig
 from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
@@ -227,15 +227,6 @@ def test_predictions_in_a_run_directory_are_replaced_by_predictions(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "words.txt").write_text("1 2\na 1 2\n")
     check(tmp_path / "words.txt")
-
-
-def test_options_name_what_a_command_reads(tmp_path):
-    (tmp_path / "pairs.pt").write_bytes(torch_file({"logits": torch.zeros(2)}))
-    config = RunConfig(cache_dir=str(tmp_path / "cache"))
-    options = GNNEvaluateConfig(run=str(tmp_path), pairs=str(tmp_path / "pairs.pt"))
-    with pytest.raises(ValueError, match=r"reads \(pairs="):
-        options.check_output("predictions", tmp_path / "pairs.pt", config)
-    EvaluateConfig(run=str(tmp_path)).check_output("predictions", tmp_path / "pairs.pt", config)
 
 
 SCHEMA = """
