@@ -5,7 +5,6 @@ import functools
 import json
 import logging
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from io import TextIOWrapper
@@ -15,9 +14,8 @@ from typing import Any, TextIO, cast
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.contract import RoundNumbers
-from parallel_epochs.pipeline.run.errors import printable
 from parallel_epochs.pipeline.run.files import without_nan
-from parallel_epochs.pipeline.run.progress import Bar, Pace, format_seconds
+from parallel_epochs.pipeline.run.progress import Bar, CarefulHandler, Pace, format_seconds
 from parallel_epochs.pipeline.run.tracker import Tracker, TrackerFeed
 
 log = logging.getLogger(__name__)
@@ -33,10 +31,11 @@ class BelowError(logging.Filter):
         return record.levelno < logging.ERROR
 
 
-class LogFile(logging.FileHandler):
-    """The log file of a run. When it cannot be written, one line says so, and messages go to the terminal only."""
+class LogFile(CarefulHandler, logging.FileHandler):
+    """The log file of a run, which is shown on a terminal sooner or later."""
 
-    failed = False
+    def target(self) -> str:
+        return self.baseFilename
 
     def _open(self) -> TextIOWrapper:
         files.is_there(Path(self.baseFilename))  # opening a pipe would wait
@@ -50,20 +49,6 @@ class LogFile(logging.FileHandler):
                 opener=files.own_file,
             ),
         )
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))  # the log is shown on a terminal sooner or later
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Print why a message could not be written, once."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif not self.failed:
-            self.failed = True
-            print(
-                f"{self.baseFilename} cannot be written: {error.strerror or error}", file=sys.stderr
-            )
 
     def close(self) -> None:
         """Close the file. Messages that could not be written are lost."""

@@ -108,13 +108,31 @@ def _kind_of_bar() -> type[tqdm] | None:
         return of_notebook
 
 
-class TerminalHandler(logging.StreamHandler):
-    """Writes messages above a progress bar instead of into it (conf/hydra/job_logging), and no terminal's codes."""
+class CarefulHandler(logging.StreamHandler):
+    """Writes no terminal's codes. When it cannot write, one line says so, and the run goes on."""
 
     failed = False
 
+    def target(self) -> str:
+        return "standard output"
+
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Print why a message could not be written, once."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.failed:
+            self.failed = True
+            with contextlib.suppress(OSError, AttributeError):
+                reason = error.strerror or error
+                print(f"{self.target()} cannot be written: {reason}", file=sys.stderr)
+
+
+class TerminalHandler(CarefulHandler):
+    """Writes messages above a progress bar instead of into it (conf/hydra/job_logging)."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with (
@@ -123,19 +141,6 @@ class TerminalHandler(logging.StreamHandler):
             else contextlib.nullcontext()
         ):
             super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Say once that the output cannot be written; the run goes on, and its log file has all messages."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif not self.failed:
-            TerminalHandler.failed = True
-            with contextlib.suppress(OSError, AttributeError):
-                print(
-                    f"standard output cannot be written: {error.strerror}. The log file of the run has all messages",
-                    file=sys.stderr,
-                )
 
 
 class Pace:

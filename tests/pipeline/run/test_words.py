@@ -93,12 +93,11 @@ def test_ranks_that_cannot_be_are_refused_by_the_names_of_their_variables(given,
         from_environment()
 
 
-def test_an_output_that_cannot_be_written_is_said_once(monkeypatch, capfd):
-    monkeypatch.setattr(TerminalHandler, "failed", False)
+def test_an_output_that_cannot_be_written_is_said_once(capfd):
     with contextlib.suppress(OSError), open("/dev/full", "w") as full:
         handler = TerminalHandler(full)
         for text in ("one", "two"):
             handler.handle(logging.makeLogRecord({"msg": text}))
     assert capfd.readouterr().err.splitlines() == [
-        "standard output cannot be written: No space left on device. The log file of the run has all messages"
+        "standard output cannot be written: No space left on device"
     ]
