@@ -164,32 +164,32 @@ class DecayOptions:
     lower_is_better: bool = False
 
 
-# The factor of a learning rate, given the options and the fraction of the steps after the warm-up that are done, in
-# [0, 1].
-Factor = Callable[[DecayOptions, float], float]
+# From the end of the warm-up to the end of the run, "linear" falls as torch's LinearLR and "cosine" as its
+# CosineAnnealingLR, see "SGDR: Stochastic Gradient Descent with Warm Restarts" (https://arxiv.org/abs/1608.03983), here
+# without restarts. Of each: its text for the log, and the part of the fall after a part of the steps.
+FALLS: dict[str, tuple[str, Callable[[float], float]]] = {
+    "none": ("", lambda done: 0.0),
+    "linear": ("falls linearly", lambda done: done),
+    "cosine": ("falls by a cosine", lambda done: (1 - math.cos(math.pi * done)) / 2),
+}
 
 
 class Decay:
     """How the learning rate of one rank, without the warm-up, changes in the course of a run.
 
     Args:
-        factor: of the first learning rate; none: it stays.
-        text: what the log says of it, with the options by name, and the last learning rate as `last`.
+        how: a key of FALLS.
     """
 
-    def __init__(
-        self,
-        options: DecayOptions,
-        factor: Factor = lambda options, done: 1.0,
-        text: str = "",
-    ):
-        self._options, self._factor, self._text = options, factor, text
+    def __init__(self, options: DecayOptions, how: str = "none"):
+        self._options = options
+        self._text, self._fall = FALLS[how]
 
     def lr(self, step: int) -> float:
         """Return the learning rate of a step, given its number since the run began."""
         first, last = self._options.first_step, self._options.last_step
         done = min(max(step - first, 0) / max(last - first, 1), 1)
-        return self._options.lr * self._factor(self._options, done)
+        return fall_linearly(self._options.lr, self._options.last_lr, self._fall(done))
 
     def observe(self, score: float) -> None:
         """Learn of the validation metric of an evaluation that follows the warm-up, the same on all ranks."""
@@ -202,9 +202,8 @@ class Decay:
         """Go on from what :meth:`state` returned."""
 
     def __str__(self) -> str:
-        return self._text.format(
-            **vars(self._options), last=self._options.lr * self._options.last_lr
-        )
+        last = self._options.lr * self._options.last_lr
+        return f", {self._text} to {last:g}" if self._text else ""
 
 
 class Plateau(Decay):
@@ -274,22 +273,8 @@ def fall_linearly(lr: float, last: float, done: float) -> float:
     return lr * (1 - (1 - last) * done)
 
 
-# By train.schedule. From the end of the warm-up to the end of the run, "linear" falls as torch's LinearLR and "cosine"
-# as its CosineAnnealingLR, see "SGDR: Stochastic Gradient Descent with Warm Restarts"
-# (https://arxiv.org/abs/1608.03983), here without restarts.
+# By train.schedule.
 DECAYS: dict[str, Callable[[DecayOptions], Decay]] = {
-    "none": Decay,
-    "linear": partial(
-        Decay,
-        factor=lambda options, done: fall_linearly(1.0, options.last_lr, done),
-        text=", falls linearly to {last:g}",
-    ),
-    "cosine": partial(
-        Decay,
-        text=", falls by a cosine to {last:g}",
-        factor=lambda options, done: fall_linearly(
-            1.0, options.last_lr, (1 - math.cos(math.pi * done)) / 2
-        ),
-    ),
+    **{name: partial(Decay, how=name) for name in FALLS},
     "plateau": Plateau,
 }
