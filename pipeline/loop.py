@@ -1,10 +1,12 @@
 """The loop of every training, whatever the trainer: read this first."""
 
+from typing import Any
+
 from parallel_epochs.pipeline.run.contract import Trainer
-from parallel_epochs.pipeline.run.session import Result, Session
+from parallel_epochs.pipeline.run.session import Session
 
 
-def fit(trainer: Trainer, session: Session) -> Result:
+def fit(trainer: Trainer, session: Session) -> dict[str, Any]:
     """Train round by round, from the last checkpoint if there is one.
 
     Every random number is a function of (purpose, seed, round, step, rank): a run that was killed and resumed on the

@@ -416,11 +416,9 @@ def train_part(
         if ranks.is_first:
             product.write_results(part, folder)
         more = product.finish(part, trainer, folder, ranks=ranks, stop=stop)
-    result.wall_seconds += time.perf_counter() - ended
-    summary = summaries.summarise(
-        result,
+    seconds = result["wall_seconds"] + time.perf_counter() - ended
+    summary = result | summaries.describe(
         experiment=config.name,
-        metric=trainer.about.metric,
         parallel=config.parallel.name,
         lr_scaling=config.lr_scaling,
         seed=config.seed,
@@ -431,7 +429,7 @@ def train_part(
     )
     if "scores" in more:
         more["scores"] = summary.get("scores", {}) | more["scores"]
-    return summary | more
+    return summary | {"wall_seconds": round(seconds, 2)} | more
 
 
 def build_session(

@@ -4,7 +4,6 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -75,31 +74,6 @@ def shown_scores(scores: dict[str, float], metric: str) -> dict[str, float]:
         if metric in scores
         else {split: scores[split] for split in SPLITS if split in scores}
     )
-
-
-@dataclass
-class Result:
-    """The result of a run.
-
-    Attributes:
-        best_epoch: passes over the data at the best validation metric.
-        best_scores: metrics of the splits that were evaluated then.
-        epochs: passes over the data, summed over the ranks.
-        num_rounds: rounds in which they were made.
-        wall_seconds: time spent, by all starts of the run.
-        num_parameters: numbers that were learned.
-        kernel: what aggregated messages.
-        weights_sha256: digest of the last weights.
-    """
-
-    best_epoch: int
-    best_scores: dict[str, float]
-    epochs: int
-    num_rounds: int
-    wall_seconds: float
-    num_parameters: int
-    kernel: str
-    weights_sha256: str
 
 
 class Session:
@@ -361,20 +335,25 @@ class Session:
             self._leave(trainer)
         self._start_bar(trainer)
 
-    def result(self, trainer: Trainer) -> Result:
-        """Sum the run up."""
-        progress = trainer.progress
+    def result(self, trainer: Trainer) -> dict[str, Any]:
+        """Sum the run up, for summary.json; "test" is None if no evaluation has it."""
+        progress, about, scores = trainer.progress, trainer.about, trainer.progress.best_scores
         assert progress.best_epoch is not None, "the last round is evaluated"
-        return Result(
-            best_epoch=progress.best_epoch,
-            best_scores=progress.best_scores,
-            epochs=progress.epochs,
-            num_rounds=progress.round,
-            wall_seconds=time.perf_counter() - self._began,
-            num_parameters=trainer.about.num_parameters,
-            kernel=trainer.about.kernel,
-            weights_sha256=checkpoint.digest(trainer.weights()),
-        )
+        more = {name: score for name, score in scores.items() if name not in SPLITS}
+        return {
+            "metric": about.metric,
+            "best_epoch": progress.best_epoch,
+            "best_valid": scores["valid"],
+            "test": scores.get("test"),
+            "train": scores["train"],
+            **({"scores": more} if more else {}),
+            "num_parameters": about.num_parameters,
+            "data_epochs": progress.epochs,
+            "num_rounds": progress.round,
+            "wall_seconds": time.perf_counter() - self._began,
+            "kernel": about.kernel,
+            "weights_sha256": checkpoint.digest(trainer.weights()),
+        }
 
     @staticmethod
     def _is_best(trainer: Trainer, score: float) -> bool:

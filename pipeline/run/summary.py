@@ -10,21 +10,18 @@ from pathlib import Path
 
 import torch
 
-from parallel_epochs.pipeline.names import SPLITS, merit
+from parallel_epochs.pipeline.names import merit
 from parallel_epochs.pipeline.run import trials
 from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.ranks import Ranks
-from parallel_epochs.pipeline.run.session import Result
 from parallel_epochs.pipeline.run.words import count
 
 PACKAGES = ("torch", "torch_geometric", "pymetis", "ogb", "hydra-core", "scikit-learn")
 
 
-def summarise(
-    result: Result,
+def describe(
     *,
     experiment: str,
-    metric: str,
     parallel: str,
     lr_scaling: str,
     seed: int,
@@ -33,39 +30,19 @@ def summarise(
     ranks: Ranks,
     libraries: dict[str, dict[str, str]],
 ) -> dict:
-    """Build the content of ``summary.json``; what a product adds has the test's metric if no evaluation has it.
+    """Build what ``summary.json`` says of the command and the machine, besides the results of the session.
 
     Args:
         libraries: the compiled libraries that this process has loaded, with the level, build and compiler of each.
     """
     return {
         "experiment": experiment,
-        "metric": metric,
-        "best_epoch": result.best_epoch,
-        "best_valid": result.best_scores["valid"],
-        "test": result.best_scores.get("test"),
-        "train": result.best_scores["train"],
-        **(
-            {"scores": more}
-            if (
-                more := {
-                    name: score for name, score in result.best_scores.items() if name not in SPLITS
-                }
-            )
-            else {}
-        ),
-        "num_parameters": result.num_parameters,
-        "data_epochs": result.epochs,
-        "num_rounds": result.num_rounds,
-        "wall_seconds": round(result.wall_seconds, 2),
         "peak_memory_bytes": peak_memory_bytes(device),
         "num_ranks": ranks.num_ranks,
         "parallel": parallel,
         "lr_scaling": lr_scaling,
-        "kernel": result.kernel,
         "libraries": libraries,
         "seed": seed,
-        "weights_sha256": result.weights_sha256,
         "versions": {name: metadata.version(name) for name in PACKAGES}
         | {"python": platform.python_version()},
         "hardware": name_hardware(device),
