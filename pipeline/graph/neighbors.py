@@ -192,7 +192,7 @@ def _nearest(
     return np.take_along_axis(near, column, 1), np.take_along_axis(distance, column, 1)
 
 
-def calibrate(distance: np.ndarray, perplexity: float, *, num_steps: int = 40) -> np.ndarray:
+def calibrate(distance: np.ndarray, perplexity: float) -> np.ndarray:
     """Weigh the neighbours of each point by a Gaussian kernel, whose width gives all points the same perplexity.
 
     Args:
@@ -210,7 +210,7 @@ def calibrate(distance: np.ndarray, perplexity: float, *, num_steps: int = 40) -
         beyond = beyond / np.where(mean > 0, mean, 1)
         low, high = np.zeros((len(beyond), 1)), np.full((len(beyond), 1), np.inf)
         sharpness = np.ones((len(beyond), 1))
-        for _ in range(num_steps):
+        for _ in range(40):
             weight = np.exp(-sharpness * beyond)
             total = weight.sum(1, keepdims=True)
             entropy = np.log(total) + sharpness * (weight * beyond).sum(1, keepdims=True) / total

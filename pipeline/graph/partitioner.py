@@ -43,8 +43,6 @@ class Partitioner:
         name: one of ``PARTITIONS``.
         num_parts: number of clusters of a partition.
         seed: seed of the random numbers.
-        num_micro_parts: number of micro-clusters ("metis_random" and "kaminpar_random"); 0 for 20 x `num_parts`, but at
-            most the number of nodes.
         cache: a folder for the results of METIS and KaMinPar.
 
     Raises:
@@ -59,7 +57,6 @@ class Partitioner:
         name: str,
         num_parts: int,
         seed: int = 0,
-        num_micro_parts: int = 0,
         cache: Path | None = None,
     ):
         self.num_nodes = edge_index.get_sparse_size(1)
@@ -74,8 +71,6 @@ class Partitioner:
             )
         check_engine(name)
         self._engine = name.removesuffix("_random")
-        if PARTITIONS[name] is draw_regrouped:
-            num_micro_parts = num_micro_parts or min(20 * num_parts, self.num_nodes)
         if self._engine in ENGINES:
             # METIS crashes on a directed graph, and KaMinPar misreads it.
             structure = inspect(edge_index)
@@ -88,7 +83,8 @@ class Partitioner:
         self.edge_index = edge_index
         self.name = name
         self.num_parts = 1 if name == "whole" else num_parts
-        self.num_micro_parts = num_micro_parts
+        # Micro-clusters, of which "metis_random" and "kaminpar_random" combine some at random.
+        self.num_micro_parts = min(20 * num_parts, self.num_nodes)
         self.seed = seed
         self.cache = cache
         self._cut: dict[int, Partition] = {}

@@ -1,7 +1,5 @@
 """A graph on the device of the model."""
 
-from collections.abc import Collection
-
 import torch
 from torch_geometric.data import Data
 
@@ -23,10 +21,10 @@ def put_on(data: Data, device: torch.device) -> Data:
     return graph
 
 
-def bytes_of(data: Data, keys: Collection[str] = KEYS) -> int:
-    """Return the bytes that :func:`put_on` copies of some keys."""
+def bytes_of(data: Data) -> int:
+    """Return the bytes that :func:`put_on` copies."""
     total = 0
-    for key in keys:
+    for key in KEYS:
         value = data.get(key)
         if value is not None:
             count = (

@@ -53,9 +53,7 @@ def compute_alone() -> None:
     torch.set_num_threads(1)
 
 
-def in_chunks(
-    function: Callable[[slice], T], num_rows: int, size: int, num_threads: int | None = None
-) -> list[T]:
+def in_chunks(function: Callable[[slice], T], num_rows: int, size: int) -> list[T]:
     """Call a function for chunks of rows, several at a time, each with a single thread. Each chunk is a heartbeat.
 
     The chunks do not depend on the number of threads, so the results have the same bits for any number.
@@ -63,7 +61,6 @@ def in_chunks(
     Args:
         function: takes the slice of rows of a chunk.
         size: number of rows in a chunk. The last one may have fewer.
-        num_threads: number of chunks at a time; torch's number of threads if not given.
 
     Returns:
         The results in the order of the chunks.
@@ -77,8 +74,6 @@ def in_chunks(
     with (
         restored_threads(),
         threadpool_limits(1, "blas"),
-        ThreadPoolExecutor(
-            num_threads or torch.get_num_threads(), initializer=compute_alone
-        ) as pool,
+        ThreadPoolExecutor(torch.get_num_threads(), initializer=compute_alone) as pool,
     ):
         return list(pool.map(call, chunks))

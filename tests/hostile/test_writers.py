@@ -211,11 +211,6 @@ CASES = [
         others("FILE=nodes.csv", "--overwrite"),
     ),
     Case(
-        "init on a table that it reads",
-        "pipeline.init . label=nodes.kind output=nodes.csv overwrite=true",
-        reads("output=nodes.csv", "FOLDER=nodes.csv"),
-    ),
-    Case(
         "a run onto its own data",
         T + "data=file data.path=app/base.pt hydra.run.dir=app",
         reads("hydra.run.dir=<*>app/base.pt", "data.path=app/base.pt"),

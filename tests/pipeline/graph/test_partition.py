@@ -35,9 +35,7 @@ def is_partition(p: Partition, num_nodes: int) -> bool:
 @pytest.mark.parametrize("name", ["random", "metis", "metis_random", "whole"])
 def test_a_partition_is_a_pure_function_of_seed_epoch_and_rank(name, tmp_path):
     def draw(seed, epoch, rank, cache=None):
-        return Partitioner(
-            grid(), name=name, num_parts=4, seed=seed, num_micro_parts=20, cache=cache
-        ).draw(epoch, rank)
+        return Partitioner(grid(), name=name, num_parts=4, seed=seed, cache=cache).draw(epoch, rank)
 
     first = draw(0, 3, 1)
     assert is_partition(first, 100)
