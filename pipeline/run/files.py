@@ -8,6 +8,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import io
 import json
 import math
 import os
@@ -341,7 +342,8 @@ def file_digest(file: BinaryIO) -> str:
         FileError: it cannot be read.
     """
     with naming(Path(file.name), "read"):
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        reader = cast(io.BufferedReader, file)
+        return hashlib.file_digest(reader, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def write_at(fd: int, values: "np.ndarray", at: int) -> int:
