@@ -63,11 +63,7 @@ def _check_outputs(options: Namespace, output: Path, document, charts) -> None:
     Raises:
         ValueError: names the argument and the file.
     """
-    rules = dict(
-        reads=[("the runs", path) for path in options.runs if path.is_file()],
-        overwrite=options.overwrite,
-        way_out="--overwrite",
-    )
+    rules = dict(reads=[], overwrite=options.overwrite, way_out="--overwrite")
     outputs.check("--output", output, ours=document.is_page, **rules)
     if options.figure is not None:
         outputs.check_distinct([("--output", output), ("--figure", options.figure)])
@@ -92,8 +88,6 @@ def _panels(runs: list, against: list[str] | None) -> list:
 def choose_output(folders: list[Path]) -> Path:
     """Name the page of one directory report.html, and of several after them, so that none overwrites another."""
     first = folders[0]
-    if first.suffix == ".csv" and first.is_file():
-        first = first.parent
     if len(folders) == 1:
         return first / "report.html"
     others = [re.sub(r"[^\w.-]+", "_", folder.resolve().name) for folder in folders[1:]]
@@ -107,15 +101,11 @@ def watch(folders: list[Path], output: Path, every: float) -> int:
     """Write the page every few seconds until all runs have ended, or until Ctrl-C; returns the exit status.
 
     Raises:
-        ValueError: there is nothing to show, or a path is a file.
+        ValueError: there is nothing to show.
     """
     from parallel_epochs.scripts.report.document import page
     from parallel_epochs.scripts.report.runs import find_runs
 
-    if files := [path for path in folders if not path.is_dir()]:
-        raise ValueError(
-            f"--watch needs directories of runs, and {files[0]} is a file: leave out --watch"
-        )
     print(f"{output} is written every {every:g} s until all runs have ended, or Ctrl-C", flush=True)
     quiet, status = 0, 0
     try:
@@ -139,7 +129,7 @@ def _options() -> Namespace:
         nargs="+",
         type=Path,
         metavar="DIR",
-        help="run directories, directories of sweeps, or a .csv table of the rounds of several runs",
+        help="run directories, or directories of sweeps",
     )
     parser.add_argument(
         "--output",

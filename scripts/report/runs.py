@@ -3,14 +3,12 @@
 import contextlib
 import fcntl
 import functools
-import io
 import math
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 import yaml
 
 from parallel_epochs.pipeline.command.schema import keys_without_numbers
@@ -41,12 +39,6 @@ TEXTS = (
     *("hardware", "command"),
 )
 RECORDS = ("versions", "baseline", "scores", "base", "network", "answer")
-# Columns of a table of runs that it must have, and those that change from round to round.
-REQUIRED = ("run", "metric", "seed", "num_ranks", "round", "epochs", "step", "loss", "valid")
-ROUND = (
-    *("round", "epochs", "step", "loss", "lr", "train", "valid", "test", "seconds"),
-    "wall_seconds",
-)
 TAIL = 1 << 16  # bytes at the end of the log that are searched for an error
 
 
@@ -317,8 +309,7 @@ def _last_error(folder: Path) -> str | None:
 
 
 def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
-    """The runs in these directories: run directories, directories of Hydra's multirun, or of runs by component. A .csv
-    file is a table of runs.
+    """The runs in these directories: run directories, directories of Hydra's multirun, or of runs by component.
 
     Returns:
         The runs, and a line for each run that has nothing to show.
@@ -328,9 +319,6 @@ def find_runs(folders: list[Path]) -> tuple[list[Run], list[str]]:
     """
     runs, left_out = [], []
     for folder in folders:
-        if folder.suffix == ".csv" and folder.is_file():
-            runs += _read_table(folder)
-            continue
         is_run = files.is_there(folder / "config.yaml")
         members = [] if is_run else _members(folder)
         if not members and not is_run:
@@ -355,39 +343,6 @@ def _members(folder: Path) -> list[Path]:
         if path.is_dir() and (path.name.isdecimal() or (path / "config.yaml").is_file())
     ]
     return sorted(found, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
-
-
-def _read_table(path: Path) -> list[Run]:
-    """Read the runs of a table of rounds, as if they had finished in directories beside it.
-
-    Raises:
-        ValueError: a column is missing, a cell is not a number, or there are no rows.
-    """
-    try:
-        table = pd.read_csv(io.StringIO(files.read_text(path)), dtype={"run": str, "metric": str})
-        if missing := [key for key in REQUIRED if key not in table]:
-            raise ValueError(f"it lacks the columns {', '.join(missing)}")
-        numbers = [*REQUIRED[2:], *(key for key in ROUND if key in table and key not in REQUIRED)]
-        table[numbers] = table[numbers].apply(pd.to_numeric)
-        runs = [_of_rows(path.parent / name, own) for name, own in table.groupby("run", sort=False)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a table of runs: {error!s:.200}") from None
-    return runs
-
-
-def _of_rows(folder: Path, rows: pd.DataFrame) -> Run:
-    records = [{k: v for k, v in row.items() if v == v} for row in rows.to_dict("records")]
-    rounds = [{key: row[key] for key in ROUND if key in row} for row in records]
-    summary = {key: records[0][key] for key in (*NUMBERS, *TEXTS) if key in records[0]}
-    others = {*ROUND, *summary, "run"}
-    config = {key: value for key, value in records[0].items() if key not in others}
-    name = " ".join(filter(None, [summary.get("experiment"), folder.name]))
-    state = RunState("finished", "finished", f"finished after {count(len(rounds), 'round')}")
-    settings = _settings(config, summary)
-    run = Run(folder, name, rounds, {}, summary, settings, config, state, [])
-    summary |= {key: run.result[key] for key in ("best_valid", "test", "best_epoch", "data_epochs")}
-    summary |= {"wall_seconds": rounds[-1].get("wall_seconds")}
-    return run
 
 
 def _flat(value: dict, prefix: str = "") -> dict:

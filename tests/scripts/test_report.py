@@ -29,7 +29,7 @@ from tests.helpers.report_runs import (
     write_run,
     write_scores,
 )
-from tests.helpers.running import ROOT, command, shell
+from tests.helpers.running import command, shell
 
 HTML = "</script><img src=x onerror=alert(1)>\"'&"
 # Three classes of which each is once taken for the next, as write_scores writes them.
@@ -325,25 +325,6 @@ def test_a_layout_is_a_map_of_all_its_points(tmp_path):
         )
         with pytest.raises(ValueError, match=r"layout\.npz"):
             read_layout(folder)
-
-
-def test_a_table_of_runs_is_drawn_as_its_runs(tmp_path):
-    table = tmp_path / "runs.csv"
-    table.write_text(
-        "run,metric,seed,num_ranks,round,epochs,step,loss,valid,test\n"
-        "a,acc,0,1,0,1,5,2.0,0.5,0.4\na,acc,0,1,1,2,10,1.0,0.75,0.7\nb,acc,0,2,0,2,5,1.5,0.7,0.6\n"
-    )
-    one, two = find_runs([table])[0]
-    assert one.result["best_valid"] == 0.75 and two.settings["num_ranks"] == 2
-    assert [row[1] for row in cells(page(table), "Runs")[1:]] == ["a", "b"]
-    assert len(find_runs([ROOT / "docs" / "runs.csv"])[0]) > 3
-    for text, said in (
-        ("run,metric\na,acc\n", "lacks the columns seed"),
-        ("", "No columns to parse"),
-    ):
-        table.write_text(text)
-        with pytest.raises(ValueError, match=said):
-            find_runs([table])
 
 
 def test_pictures_draw_the_records(run, tmp_path):
