@@ -371,12 +371,12 @@ class Model:
         It asks for no token unless it gets one; see the page "Serving".
 
         Args:
-            limits: of :class:`pipeline.serving.limits.Limits`, such as ``max_rows=100`` or ``token="..."``.
+            limits: of :class:`pipeline.serving.limits.ServiceLimits`, such as ``max_rows=100`` or ``token="..."``.
         """
         from parallel_epochs.pipeline.serving.app import App
-        from parallel_epochs.pipeline.serving.limits import Limits
+        from parallel_epochs.pipeline.serving.limits import ServiceLimits
 
-        return App(self, Limits(**limits))
+        return App(self, ServiceLimits(**limits))
 
     def _open_rows(
         self, data: object = None, given: Mapping[str, object] = MappingProxyType({})

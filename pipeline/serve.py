@@ -138,7 +138,7 @@ def build(asked: ServeConfig, token: str | None, address: str = "127.0.0.1") -> 
     from parallel_epochs.pipeline.model import load  # imports torch
     from parallel_epochs.pipeline.serving.answers import Answers
     from parallel_epochs.pipeline.serving.app import App
-    from parallel_epochs.pipeline.serving.limits import Limits
+    from parallel_epochs.pipeline.serving.limits import ServiceLimits
 
     def reopen() -> Any:
         return load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
@@ -153,7 +153,7 @@ def build(asked: ServeConfig, token: str | None, address: str = "127.0.0.1") -> 
 
     # A page of a browser on this machine must not reach an open service by another name.
     names = LOOPBACK | {asked.host.lower(), address}
-    limits = Limits(
+    limits = ServiceLimits(
         seconds=asked.seconds,
         token=token,
         hosts=names if token is None and not asked.insecure else None,

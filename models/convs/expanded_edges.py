@@ -25,7 +25,7 @@ DENSE = 0.7
 
 
 @dataclass(frozen=True)
-class Pairs:
+class RelationPairs:
     """Pairs of a relation and a node at one end of its edges.
 
     Attributes:
@@ -131,21 +131,21 @@ class Relations:
         )
 
     @functools.cached_property
-    def sources(self) -> Pairs:
+    def sources(self) -> RelationPairs:
         """Pairs at the sources of the edges."""
         return (
             self._compact_sources[0]
             if not self.is_dense
-            else Pairs(self.num_relations, self.num_src, None)
+            else RelationPairs(self.num_relations, self.num_src, None)
         )
 
     @functools.cached_property
-    def destinations(self) -> Pairs:
+    def destinations(self) -> RelationPairs:
         """Pairs at the destinations of the edges."""
         return (
             self._compact_destinations[0]
             if not self.is_dense
-            else Pairs(self.num_relations, self.num_dst, None)
+            else RelationPairs(self.num_relations, self.num_dst, None)
         )
 
     @functools.cached_property
@@ -222,14 +222,14 @@ class Relations:
         return torch.div(dense_pairs, self.num_relations, rounding_mode="floor")
 
     @functools.cached_property
-    def _compact_sources(self) -> tuple[Pairs, Tensor]:
+    def _compact_sources(self) -> tuple[RelationPairs, Tensor]:
         return self._number_pairs(self.edges[0], self.num_src)
 
     @functools.cached_property
-    def _compact_destinations(self) -> tuple[Pairs, Tensor]:
+    def _compact_destinations(self) -> tuple[RelationPairs, Tensor]:
         return self._number_pairs(self.edges[1], self.num_dst)
 
-    def _number_pairs(self, nodes: Tensor, num_nodes: int) -> tuple[Pairs, Tensor]:
+    def _number_pairs(self, nodes: Tensor, num_nodes: int) -> tuple[RelationPairs, Tensor]:
         """Number the pairs of relations and nodes that edges have; also return the number of each edge's pair."""
         key, most = self.relation.long() * num_nodes + nodes, self.num_relations * num_nodes
         if most <= 4 * key.numel():
@@ -240,7 +240,7 @@ class Relations:
             found, pair = key.unique(return_inverse=True)
         relation = torch.div(found, max(num_nodes, 1), rounding_mode="floor")
         sizes = torch.bincount(relation, minlength=self.num_relations).tolist()
-        pairs = Pairs(
+        pairs = RelationPairs(
             self.num_relations,
             num_nodes,
             (found - relation * num_nodes).to(nodes.dtype),
@@ -261,9 +261,9 @@ class SmallerSides:
         share: factor of each of the edges `second` [num, 1]: 1, then 1 / number of edges of the destination's pair.
     """
 
-    destinations: Pairs
+    destinations: RelationPairs
     first: Tensor
-    sources: Pairs
+    sources: RelationPairs
     second: Tensor
     share: Tensor
 
@@ -303,7 +303,7 @@ def _choose_sides(relations: Relations) -> SmallerSides:
     )
 
 
-def _keep_pairs(pairs: Pairs, kept: Tensor) -> tuple[Pairs, Tensor]:
+def _keep_pairs(pairs: RelationPairs, kept: Tensor) -> tuple[RelationPairs, Tensor]:
     """Keep the pairs of some relations, a boolean for each; also return the new number of each old pair."""
     assert pairs.node is not None
     is_kept = kept.repeat_interleave(torch.tensor(pairs.sizes, device=kept.device))
@@ -311,7 +311,7 @@ def _keep_pairs(pairs: Pairs, kept: Tensor) -> tuple[Pairs, Tensor]:
         size if keep else 0 for size, keep in zip(pairs.sizes, kept.tolist(), strict=True)
     )
     return (
-        Pairs(pairs.num_relations, pairs.num_nodes, pairs.node[is_kept], sizes),
+        RelationPairs(pairs.num_relations, pairs.num_nodes, pairs.node[is_kept], sizes),
         (is_kept.cumsum(0) - 1).to(pairs.node.dtype),
     )
 

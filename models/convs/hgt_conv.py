@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_epochs.models.convs.expanded_edges import Pairs, Relations
+from parallel_epochs.models.convs.expanded_edges import RelationPairs, Relations
 from parallel_epochs.models.convs.typed_linear import NodeTypes, TypedLinear
 from parallel_epochs.models.kernels import head_products
 from parallel_epochs.models.messages.attention import attention
@@ -101,7 +101,7 @@ class HGTConv(torch.nn.Module):
 
 
 def multiply_pairs(
-    pairs: Pairs,
+    pairs: RelationPairs,
     x: Float[Tensor, "num_nodes channels"],
     matrices: Float[Tensor, "relations heads width width"],
     kernel: str,

@@ -30,7 +30,7 @@ MOST_PER_TILE = 1.0
 
 
 @dataclass
-class Table:
+class VectorTable:
     """A table of vectors with the state of its optimizer.
 
     Attributes:
@@ -51,7 +51,7 @@ class Table:
         optimizer: str = "sgd",
         *,
         make: Callable[..., Tensor] = torch.zeros,
-    ) -> "Table":
+    ) -> "VectorTable":
         """Make a table of zeros for vectors of `dim` numbers.
 
         Args:
@@ -132,8 +132,8 @@ class Negatives:
 
 
 def train(
-    heads: Table,
-    tails: Table,
+    heads: VectorTable,
+    tails: VectorTable,
     tasks: list[list[PairBlock]],
     pairs: Tensor,
     negatives: Negatives,

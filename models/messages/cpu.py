@@ -45,7 +45,7 @@ def check_status(status: int, problem: ctypes.Structure) -> None:
         )
 
 
-class Walk:
+class EdgeWalk:
     """A pass over edges that are sorted by row, or over edges in any order.
 
     Args:

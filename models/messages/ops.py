@@ -9,7 +9,7 @@ from torch import Tensor
 from parallel_epochs.models import notice
 from parallel_epochs.models.kernels.operator import differentiate_again, operator
 from parallel_epochs.models.messages import reference
-from parallel_epochs.models.messages.cpu import Walk
+from parallel_epochs.models.messages.cpu import EdgeWalk
 from parallel_epochs.models.messages.inputs import MESSAGES, Message, align
 from parallel_epochs.models.structure import Structure
 
@@ -59,14 +59,14 @@ class MessageCall(NamedTuple):
         shape = self.full_shape
         return (*shape[:-1], 1) if MESSAGES[self.message].operation == "dot" else tuple(shape)
 
-    def walk(self, by: str, order: tuple, *, num_dst: int | None = None) -> Walk:
+    def walk(self, by: str, order: tuple, *, num_dst: int | None = None) -> EdgeWalk:
         """Make a walk over edges whose rows are destinations ("v") or sources ("u")."""
         num_dst = self.edges[0].size(0) - 1 if num_dst is None else num_dst
         names, sizes = ("v", "u"), (num_dst, self.num_src)
         if by == "u":
             names, sizes = names[::-1], sizes[::-1]
         message = MESSAGES[self.message]
-        return Walk(names, sizes, order, message, self.operands, self.full_shape)
+        return EdgeWalk(names, sizes, order, message, self.operands, self.full_shape)
 
 
 def allocate_rows(call: MessageCall, save: bool):
@@ -145,11 +145,11 @@ def _scale_edges(message, operands, ends, edges, num_src, scale) -> Tensor:
     scores, order = operands["e"], Structure(*edges).by_destination
     shape, num_dst = scores.shape[1:], order[0].size(0) - 1
     sums = scores.new_empty((num_dst, *shape), dtype=torch.float32)
-    walk = Walk(("v", "u"), (num_dst, num_src), order, message, operands, shape)
+    walk = EdgeWalk(("v", "u"), (num_dst, num_src), order, message, operands, shape)
     walk.forward("sum", out=sums)
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
     sizes = num_dst, torch.iinfo(torch.int64).max
-    walk = Walk(("v", "u"), sizes, (None, *ends), message, operands, shape)
+    walk = EdgeWalk(("v", "u"), sizes, (None, *ends), message, operands, shape)
     walk.forward("none", edge_out=out, second=scale(sums))
     return out
 

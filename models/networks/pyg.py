@@ -175,7 +175,7 @@ class PyGModel(torch.nn.Module):
             options.input_dropout,
         )
         self.pool = options.pool
-        self._tried: Tried | None = None
+        self._tried: LayerTraits | None = None
 
     def forward(
         self,
@@ -252,7 +252,7 @@ class PyGModel(torch.nn.Module):
         reason = self.why_pygs_own()
         return f"PyG's own code runs ({reason})" if reason else "a fused class stands in for PyG's"
 
-    def _try_blocks(self) -> "Tried":
+    def _try_blocks(self) -> "LayerTraits":
         if self._tried is None:
             layer, was_training = self.layers[0], self.training
             edge_index, edge_attr = tiny_graph(self._edge_dim)
@@ -269,7 +269,7 @@ class PyGModel(torch.nn.Module):
                     h, h.cos(), edge_index.to(device), edge_attr, cut(edge_index.to(device), 20)
                 )
             self.train(was_training)
-            self._tried = Tried(
+            self._tried = LayerTraits(
                 torch.allclose(whole, parts, rtol=1e-4, atol=1e-5),
                 largest.bytes >= 4 * NUM_EDGES * self.hidden_channels,
             )
@@ -277,7 +277,7 @@ class PyGModel(torch.nn.Module):
 
 
 @dataclass(frozen=True)
-class Tried:
+class LayerTraits:
     """Properties of a layer that a call on a tiny graph shows; see the methods of :class:`PyGModel`."""
 
     splits: bool

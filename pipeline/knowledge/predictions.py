@@ -29,7 +29,7 @@ from parallel_epochs.pipeline.knowledge.build import (
 from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeConfig
 from parallel_epochs.pipeline.knowledge.questions import (
     IN_MEMORY,
-    Found,
+    FoundAnswers,
     answer,
     number_questions,
     questions_of,
@@ -194,7 +194,7 @@ class OpenTriples(vectors.OpenVectors):
 
 def find_answers(
     questions: pd.DataFrame, place: str, restored: Restored, top: int, filtered: bool
-) -> tuple[pd.DataFrame, Found]:
+) -> tuple[pd.DataFrame, FoundAnswers]:
     """Find the best answers to questions, and the scores of whole triples.
 
     Args:
@@ -307,7 +307,7 @@ def _columns(table: pd.DataFrame) -> list[tables.Columns]:
     return [{name: table[name].to_numpy() for name in table}]
 
 
-def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
+def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: FoundAnswers) -> None:
     """Save the columns of the table, and the numbers of the triples."""
     columns = {name: table[name].tolist() for name in (*COLUMNS, "asked")}
     numbers = {"triples": found.triples, "logits": found.scores, "place": found.places}
@@ -315,7 +315,7 @@ def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: Found) -> None:
 
 
 # Answers by the end of the file's name.
-WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, Found], object]] = {
+WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, FoundAnswers], object]] = {
     # Without quotation marks, as the questions are read: no name has a tab in it.
     ".tsv": lambda file, table, _: tables.write_text(
         file, _columns(table), "\t", digits=7, quoted=False

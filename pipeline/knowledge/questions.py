@@ -11,7 +11,7 @@ from torch import Tensor
 from parallel_epochs.models.embedding.triples import TripleTables
 from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.data.readers.triples import COLUMNS, parse_triples
-from parallel_epochs.pipeline.knowledge.ranking import BLOCK, Answers
+from parallel_epochs.pipeline.knowledge.ranking import BLOCK, KnownAnswers
 from parallel_epochs.pipeline.run import files
 
 # Stands where an answer is asked for.
@@ -20,7 +20,7 @@ ASKED = "?"
 IN_MEMORY = "triples: entry"
 
 
-class Found(NamedTuple):
+class FoundAnswers(NamedTuple):
     """Answers, those of a question one behind the other, the best first.
 
     Attributes:
@@ -133,7 +133,7 @@ def answer(
     *,
     known: Tensor | None = None,
     on_question: Callable[[], None] = lambda: None,
-) -> Found:
+) -> FoundAnswers:
     """Find the entities that answer questions best, and score triples that lack nothing.
 
     Args:
@@ -148,11 +148,13 @@ def answer(
     """
     whole = (triples >= 0).all(1).nonzero()[:, 0]
     scores = tables.score(*triples[whole].unbind(1))
-    parts = [Found(whole, triples[whole], torch.zeros_like(whole), scores)]
+    parts = [FoundAnswers(whole, triples[whole], torch.zeros_like(whole), scores)]
     for anchor, asked in ((0, 2), (2, 0)):
         answers = None
         if known is not None:
-            answers = Answers(known[:, anchor], known[:, 1], known[:, asked], len(tables.relations))
+            answers = KnownAnswers(
+                known[:, anchor], known[:, 1], known[:, asked], len(tables.relations)
+            )
         rows = (triples[:, asked] < 0).nonzero()[:, 0]
         for part in rows.split(max(1, BLOCK // len(tables.entities))):
             query = triples[part, anchor], triples[part, 1]
@@ -167,8 +169,8 @@ def answer(
                 found = triples[row].repeat(len(chosen), 1)
                 found[:, asked] = chosen
                 places = torch.arange(1, len(chosen) + 1)
-                parts.append(Found(row.repeat(len(chosen)), found, places, own[chosen]))
+                parts.append(FoundAnswers(row.repeat(len(chosen)), found, places, own[chosen]))
                 on_question()
     rows, triples, places, scores = map(torch.cat, zip(*parts))
     order = rows.argsort(stable=True)
-    return Found(rows[order], triples[order], places[order], scores[order])
+    return FoundAnswers(rows[order], triples[order], places[order], scores[order])

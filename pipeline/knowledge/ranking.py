@@ -20,7 +20,7 @@ ScoreAll = Callable[[Tensor, Tensor, bool], Tensor]
 BLOCK, GPU_BLOCK = 1 << 22, 1 << 27
 
 
-class Answers:
+class KnownAnswers:
     """For each query, a pair of an entity and a relation, the entities that make it a known triple.
 
     Args:
@@ -90,8 +90,8 @@ class Ranking:
         heads, relations = queries // num_relations, queries % num_relations
         self._num_entities, self._device = num_entities, known.device
         self._known = {
-            True: Answers(heads, relations, tails, num_relations),
-            False: Answers(tails, relations, heads, num_relations),
+            True: KnownAnswers(heads, relations, tails, num_relations),
+            False: KnownAnswers(tails, relations, heads, num_relations),
         }
 
     def __call__(
@@ -136,7 +136,7 @@ class Ranking:
 
 
 def _rank(
-    scores: Tensor, known: Answers, asked: Tensor, query_of: Tensor, answers: Tensor
+    scores: Tensor, known: KnownAnswers, asked: Tensor, query_of: Tensor, answers: Tensor
 ) -> Tensor:
     """Rank answers [n] among the scores of their queries [num_queries, num_entities] without other known answers."""
     truth = scores[query_of, answers]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from parallel_epochs.models.embedding.triple_losses import cubes, negative_sampling, one_vs_all
 from parallel_epochs.models.embedding.triples import TripleTables, match
-from parallel_epochs.pipeline.knowledge.ranking import Answers
+from parallel_epochs.pipeline.knowledge.ranking import KnownAnswers
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -195,7 +195,7 @@ class OneVsAllSteps:
         seed: int = 0,
     ):
         heads, relations, tails = triples.unbind(1)
-        self._answers = Answers(
+        self._answers = KnownAnswers(
             torch.cat([heads, tails]),
             torch.cat([relations, relations + num_relations]),
             torch.cat([tails, heads]),

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.embedding import skipgram, spectral
-from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, Table
+from parallel_epochs.models.embedding.skipgram import Negatives, SkipGramOptions, VectorTable
 from parallel_epochs.pipeline.block_training.open import label_columns
 from parallel_epochs.pipeline.data.join_types import edge_features
 from parallel_epochs.pipeline.data.opened import Part
@@ -28,7 +28,11 @@ from parallel_epochs.pipeline.node_embedding.config import (
     NodeEmbeddingTrainerConfig,
 )
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
-from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer, Plan, plan_walks
+from parallel_epochs.pipeline.node_embedding.trainer import (
+    EpisodePlan,
+    NodeEmbeddingTrainer,
+    plan_walks,
+)
 from parallel_epochs.pipeline.run import seeds
 from parallel_epochs.pipeline.run.log import format_score
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
@@ -80,7 +84,7 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
     check_parts(data.num_nodes, options.num_parts)
     needed = (
         8
-        * Table.numbers_per_row(options.dim, options.optimizer)
+        * VectorTable.numbers_per_row(options.dim, options.optimizer)
         * data.num_nodes
         * config.parallel.num_ranks
     )
@@ -238,7 +242,9 @@ def finish_vectors(config: NodeEmbeddingConfig, training: Training, rows: Tensor
     return _finish(options, training.score, matrix, vectors)
 
 
-def _say(options: NodeEmbeddingTrainerConfig, plan: Plan, trainer: NodeEmbeddingTrainer) -> None:
+def _say(
+    options: NodeEmbeddingTrainerConfig, plan: EpisodePlan, trainer: NodeEmbeddingTrainer
+) -> None:
     if options.model == "spectral":
         log.info("model: spectral, %d numbers per node", options.dim)
         return
@@ -274,10 +280,10 @@ def _build_tables(
     matrix: sp.csr_array | None,
     storage: MemoryStorage,
     seed: int,
-) -> tuple[Table, Table]:
+) -> tuple[VectorTable, VectorTable]:
     """Build the tables with word2vec's first values: even in +-1/2dim for the vectors, zero for the contexts."""
     num_nodes, dim = parts.node.numel(), options.dim
-    heads = Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
+    heads = VectorTable.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
     if matrix is not None and _is_spectral(options):
         small = int(stream("spectral", seed).integers(2**31))
         heads.rows[:, :dim] = torch.from_numpy(spectral.factorise(matrix, dim, seed=small))[
@@ -291,7 +297,7 @@ def _build_tables(
         storage.release(heads.rows, int(parts.ptr[part]), int(parts.ptr[part + 1]))
     if options.model == "line" and options.order == 1:
         return heads, heads
-    return heads, Table.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
+    return heads, VectorTable.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
 
 
 def _is_filtered(options: NodeEmbeddingTrainerConfig, num_nodes: int) -> bool:

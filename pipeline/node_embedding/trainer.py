@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.embedding import skipgram
-from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions, Table
+from parallel_epochs.models.embedding.skipgram import (
+    Negatives,
+    PairBlock,
+    SkipGramOptions,
+    VectorTable,
+)
 from parallel_epochs.pipeline.block_training.trainer import BlockTrainer, Round, RoundPlan, Score
 from parallel_epochs.pipeline.graph.node_parts import NodeParts, orthogonal_rounds, tied_rounds
 from parallel_epochs.pipeline.graph.walks import Pairs, WalkSampler, collect_pairs
@@ -25,7 +30,7 @@ MOST_OF_UNTRAINED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(RoundPlan):
+class EpisodePlan(RoundPlan):
     """How many walks are trained, and how.
 
     Attributes:
@@ -66,7 +71,7 @@ def plan_walks(
     lr: float,
     last_lr: float,
     eval_every: int,
-) -> Plan:
+) -> EpisodePlan:
     """Choose the numbers of walks.
 
     Args:
@@ -75,7 +80,7 @@ def plan_walks(
         episode_size: pairs drawn at a time.
     """
     pairs = sum(max(length + 1 - d, 0) for d in range(1, distance + 1)) * (2 if both else 1)
-    return Plan(
+    return EpisodePlan(
         num_epochs=num_epochs,
         num_walks=max(1, math.ceil(num_epochs * num_edges / pairs)),
         walks_per_episode=max(1, episode_size // pairs),
@@ -111,11 +116,11 @@ class NodeEmbeddingTrainer(BlockTrainer):
         self,
         sampler: WalkSampler,
         parts: NodeParts,
-        heads: Table,
-        tails: Table,
+        heads: VectorTable,
+        tails: VectorTable,
         negatives: Negatives | None,
         options: SkipGramOptions,
-        plan: Plan,
+        plan: EpisodePlan,
         *,
         finish: Callable[[Tensor], Tensor],
         score: Score,

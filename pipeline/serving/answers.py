@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, create_model
 
 from parallel_epochs.pipeline.run.errors import one_line
-from parallel_epochs.pipeline.serving.limits import Limits
+from parallel_epochs.pipeline.serving.limits import ServiceLimits
 from parallel_epochs.pipeline.serving.rows import Rows, encode
 from parallel_epochs.pipeline.serving.worker import Compute
 
@@ -27,7 +27,7 @@ Id = Annotated[str, PlainValidator(_as_text), WithJsonSchema({"type": ["string",
 CELL = {"type": ["string", "number", "boolean", "null"]}
 
 
-class Asked(BaseModel):
+class RequestBody(BaseModel):
     """The body of a request, which has no unknown names."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -45,7 +45,7 @@ class Answers:
         no_newcomers: why no new rows are answered.
     """
 
-    def __init__(self, model: Any, limits: Limits):
+    def __init__(self, model: Any, limits: ServiceLimits):
         self.model, self.folder, self.num_ids = model, str(model.run.folder), len(model.ids)
         self._limits, self._narrow = limits, dict[str, Rows]()
         self.no_newcomers = "this run answers no new rows: only models of the labels of nodes do"
@@ -174,11 +174,11 @@ def _list(kind: Any, most: int, least: int = 1) -> Any:
     return Annotated[list[kind], Field(min_length=least, max_length=most)]
 
 
-def _body(name: str, **fields: Any) -> type[Asked]:
-    return create_model(name, __base__=Asked, **fields)
+def _body(name: str, **fields: Any) -> type[RequestBody]:
+    return create_model(name, __base__=RequestBody, **fields)
 
 
-def _names(asked: Asked) -> str:
+def _names(asked: RequestBody) -> str:
     return ", ".join(type(asked).model_fields)
 
 

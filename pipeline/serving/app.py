@@ -23,8 +23,8 @@ from starlette.types import Message, Receive, Scope, Send
 from parallel_epochs.pipeline.run.errors import one_line, printable
 from parallel_epochs.pipeline.run.memory import resident_bytes
 from parallel_epochs.pipeline.serving.answers import Answers
-from parallel_epochs.pipeline.serving.limits import Limits
-from parallel_epochs.pipeline.serving.worker import Worker
+from parallel_epochs.pipeline.serving.limits import ServiceLimits
+from parallel_epochs.pipeline.serving.worker import ComputeThread
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,12 @@ class App:
     """
 
     def __init__(
-        self, model: Any, limits: Limits = Limits(), reopen: Callable[[], Any] | None = None
+        self,
+        model: Any,
+        limits: ServiceLimits = ServiceLimits(),
+        reopen: Callable[[], Any] | None = None,
     ):
-        self.limits, self._reopen, self._worker = limits, reopen, Worker()
+        self.limits, self._reopen, self._worker = limits, reopen, ComputeThread()
         self._large, self._reloading = asyncio.Semaphore(LARGE_BODIES), asyncio.Lock()
         self._registry = CollectorRegistry()
         self._requests = self._metric(Counter, "requests", "route", "status")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """The limits of a service; see :class:`pipeline.command.service.ServeConfig` for what each means.
 
     Attributes:

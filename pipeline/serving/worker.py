@@ -21,7 +21,7 @@ class _Waiting(NamedTuple):
             loop.call_soon_threadsafe(_settle, self.future, answer)
 
 
-class Worker:
+class ComputeThread:
     """Computes in a thread of its own, so that the event loop goes on answering."""
 
     def __init__(self) -> None:

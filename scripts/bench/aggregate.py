@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs, machine
 from parallel_epochs.scripts.bench.graphs import CLUSTER
-from parallel_epochs.scripts.bench.machine import Machine
+from parallel_epochs.scripts.bench.machine import MachineLimits
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
     backward,
@@ -42,13 +42,19 @@ OPERATIONS = {
 
 
 @dataclass
-class Case:
+class AggregateCase:
     aggr: str = "softmax"
     channels: int = 64
     edge_dim: int = 8
 
 
-CASES = (Case(), Case(channels=128), Case(edge_dim=0), Case(aggr="max"), Case(aggr="power"))
+CASES = (
+    AggregateCase(),
+    AggregateCase(channels=128),
+    AggregateCase(edge_dim=0),
+    AggregateCase(aggr="max"),
+    AggregateCase(aggr="power"),
+)
 
 
 def bench_aggregate(
@@ -74,7 +80,7 @@ def bench_aggregate(
 def _write(rows: list[dict]) -> None:
     """Print rows beside the limits of the machine."""
     # The best of all of them, as other users of the machine slow down one case and not the next.
-    best = Machine(
+    best = MachineLimits(
         max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows)
     )
     for row in rows:
@@ -123,7 +129,7 @@ def _in_float64(
     return backward(out, leaves, gradient.double())
 
 
-def _measure(case: Case, data: Data, repeat: int, eager: bool) -> dict:
+def _measure(case: AggregateCase, data: Data, repeat: int, eager: bool) -> dict:
     place = data.edge_attr.device
     say(f"{case}, {backend(data.edge_attr, data.edge_index)}")
     torch.manual_seed(0)
@@ -238,13 +244,15 @@ def _compiled(
     return beside("compiled", lambda: differentiate(compiled()), ours, repeat, 9)
 
 
-def _numbers(case: Case, *shape: int, scale: float = 1.0) -> Tensor:
+def _numbers(case: AggregateCase, *shape: int, scale: float = 1.0) -> Tensor:
     # PyG clamps messages of power to [1e-4, 100], we and the original to [1e-7, 10]: stay within both.
     values = graphs.exact(*shape, scale=scale)
     return values.abs() + 1 / 32 if case.aggr == "power" else values
 
 
-def _beside_the_machine(case: Case, data: Data, forward: Callable[[], torch.Tensor]) -> dict:
+def _beside_the_machine(
+    case: AggregateCase, data: Data, forward: Callable[[], torch.Tensor]
+) -> dict:
     """Time a forward, and say what the machine could do at most."""
     limits, seconds = (machine.measure_gpu if data.edge_attr.is_cuda else machine.measure)(forward)
     num_edges, bytes_per_source = data.num_edges, data.edge_index.element_size()

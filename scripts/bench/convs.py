@@ -31,7 +31,7 @@ from parallel_epochs.scripts.bench.measure import (
 
 
 @dataclass(frozen=True)
-class Case:
+class ConvCase:
     """A layer with `channels` inputs and outputs.
 
     Attributes:
@@ -57,15 +57,15 @@ class Case:
 
 NO_LOOPS = {"add_self_loops": False}
 CASES = (
-    Case("GCNConv", edges="weight", kwargs={"normalize": False, **NO_LOOPS}),
-    Case("SAGEConv"),
-    Case("GATConv", heads=4, kwargs=NO_LOOPS),
-    Case("GATv2Conv", heads=4, kwargs=NO_LOOPS),
-    Case("GATConv", heads=4, edges="features", kwargs=NO_LOOPS),
-    Case("GATv2Conv", heads=4, edges="features", kwargs=NO_LOOPS),
-    Case("TransformerConv", heads=4, edges="features"),
-    Case("GINEConv", edges="features"),
-    Case("ResGatedGraphConv", edges="features"),
+    ConvCase("GCNConv", edges="weight", kwargs={"normalize": False, **NO_LOOPS}),
+    ConvCase("SAGEConv"),
+    ConvCase("GATConv", heads=4, kwargs=NO_LOOPS),
+    ConvCase("GATv2Conv", heads=4, kwargs=NO_LOOPS),
+    ConvCase("GATConv", heads=4, edges="features", kwargs=NO_LOOPS),
+    ConvCase("GATv2Conv", heads=4, edges="features", kwargs=NO_LOOPS),
+    ConvCase("TransformerConv", heads=4, edges="features"),
+    ConvCase("GINEConv", edges="features"),
+    ConvCase("ResGatedGraphConv", edges="features"),
 )
 
 
@@ -112,7 +112,7 @@ def with_self_loops(data: Data) -> Data:
     )
 
 
-def _measure(case: Case, data: Data, channels: int, repeat: int) -> dict:
+def _measure(case: ConvCase, data: Data, channels: int, repeat: int) -> dict:
     say(case.name)
     torch.manual_seed(0)
     theirs, ours, x, edges, plain, gradient = _inputs(case, data, channels)
@@ -151,7 +151,7 @@ def _measure(case: Case, data: Data, channels: int, repeat: int) -> dict:
 
 
 def _inputs(
-    case: Case, data: Data, channels: int
+    case: ConvCase, data: Data, channels: int
 ) -> tuple[torch.nn.Module, torch.nn.Module, Tensor, tuple[Tensor, ...], Tensor, Tensor]:
     """Make PyG's layer and ours, features of the nodes, what the layers read of the edges, the edges as
     PyG gets them, and the gradient of the output.
@@ -178,7 +178,7 @@ def _run(
     )
 
 
-def _measure_compiled(case: Case, data: Data, channels: int, repeat: int) -> dict:
+def _measure_compiled(case: ConvCase, data: Data, channels: int, repeat: int) -> dict:
     """Compare with PyG's layer as torch.compile makes it; without columns of numbers where that fails."""
     say(f"{case.name}, PyG's compiled")
     theirs, ours, x, edges, plain, gradient = _inputs(case, data, channels)
@@ -200,7 +200,7 @@ def _measure_compiled(case: Case, data: Data, channels: int, repeat: int) -> dic
     return row | beside("compiled", run_theirs, run_ours, repeat, 9)
 
 
-def build(case: Case, channels: int, edge_dim: int) -> tuple[torch.nn.Module, torch.nn.Module]:
+def build(case: ConvCase, channels: int, edge_dim: int) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Create PyG's layer and ours with the same parameters."""
     kwargs: dict[str, Any] = dict(case.kwargs)
     if case.heads:

@@ -404,7 +404,7 @@ def bench_gpu(
             f"--rows {' '.join(rows)}: no row has such a name; there are "
             f"{'; '.join(row.name for row in ROWS)}"
         )
-    table = Table(
+    table = RowTable(
         Path(out).absolute(), place.type, small, time.monotonic() + seconds, Path(given).absolute()
     )
     with ThreadPoolExecutor(10) as pool:
@@ -420,7 +420,7 @@ def bench_gpu(
         )
 
 
-class Table:
+class RowTable:
     """The results so far, and what all rows share.
 
     Args:

@@ -20,7 +20,7 @@ ROWS_PER_SUM = 4096
 
 
 @dataclass
-class Machine:
+class MachineLimits:
     """The limits of a machine with torch's number of threads."""
 
     bandwidth: float  # bytes a second, reading memory in order
@@ -68,7 +68,7 @@ def seconds_to_gather(num_rows: int, channels: int, index: Tensor) -> float:
     )
 
 
-def measure(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, float]:
+def measure(function: Callable[[], object], rounds: int = 12) -> tuple[MachineLimits, float]:
     """Measure the limits of the machine and the seconds of a function in turn, and return the best of each.
 
     Other users of the machine slow down both. The best of many short rounds is what the machine can do without them.
@@ -82,10 +82,10 @@ def measure(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, 
         operations.append(library.multiply_add(count, threads, ctypes.c_void_p(numbers.data_ptr())))
 
     moved, computed, ours = _best_of([memory.sum, multiply, function], rounds)
-    return Machine(4 * memory.numel() / moved, operations[0] / computed), ours
+    return MachineLimits(4 * memory.numel() / moved, operations[0] / computed), ours
 
 
-def measure_gpu(function: Callable[[], object], rounds: int = 12) -> tuple[Machine, float]:
+def measure_gpu(function: Callable[[], object], rounds: int = 12) -> tuple[MachineLimits, float]:
     """Do on a GPU what :func:`measure` does: its limits are those of a copy and of a product of float32 matrices."""
     memory, out = (torch.ones(2**28, device="cuda") for _ in range(2))  # 1 GiB each
     matrix = torch.rand(8192, 8192, device="cuda")
@@ -97,7 +97,7 @@ def measure_gpu(function: Callable[[], object], rounds: int = 12) -> tuple[Machi
         torch.mm(matrix, matrix)
 
     moved, computed, ours = _best_of([copy, multiply, function], rounds)
-    return Machine(8 * memory.numel() / moved, 2 * len(matrix) ** 3 / computed), ours
+    return MachineLimits(8 * memory.numel() / moved, 2 * len(matrix) ** 3 / computed), ours
 
 
 def _best_of(functions: list[Callable[[], object]], rounds: int) -> list[float]:

@@ -12,7 +12,7 @@ from parallel_epochs.models.embedding.skipgram import (
     Negatives,
     PairBlock,
     SkipGramOptions,
-    Table,
+    VectorTable,
 )
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from tests.helpers.random_bits import draw_row, random_bits
@@ -22,7 +22,7 @@ TILES, LOSS_EVERY = 8, 16
 
 
 def train(
-    heads: Table, tails: Table, tasks: list[list[PairBlock]], *arguments, **options
+    heads: VectorTable, tails: VectorTable, tasks: list[list[PairBlock]], *arguments, **options
 ) -> tuple[float, float]:
     """Train blocks of pairs in place, see :func:`models.embedding.skipgram.train`."""
     losses = [
@@ -32,8 +32,8 @@ def train(
 
 
 def train_block(
-    heads: Table,
-    tails: Table,
+    heads: VectorTable,
+    tails: VectorTable,
     block: PairBlock,
     pairs: Tensor,
     negatives: Negatives,
@@ -132,7 +132,7 @@ def _shuffled(groups: list[np.ndarray], bits: Iterator[int]) -> list[np.ndarray]
 class _Rows:
     """The rows of a partition and their optimizer."""
 
-    def __init__(self, table: Table, first: int, options: SkipGramOptions, lr: np.ndarray):
+    def __init__(self, table: VectorTable, first: int, options: SkipGramOptions, lr: np.ndarray):
         self.rows = table.rows.numpy()[first:]
         self._moments, self._steps = table.moments.numpy()[first:], table.steps.numpy()[first:]
         self._options, self._lr = options, lr

@@ -60,7 +60,11 @@ def test_the_layer_of_pyg_is_compiled_and_compared_too(monkeypatch, capsys):
 
     for other in ("extra_of_both", "_beside_the_machine"):
         monkeypatch.setattr(aggregate, other, lambda *args: {})
-    data, case, compile_ = graphs.proteins(200, 2000), aggregate.Case(channels=16), torch.compile
+    data, case, compile_ = (
+        graphs.proteins(200, 2000),
+        aggregate.AggregateCase(channels=16),
+        torch.compile,
+    )
     monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="eager"))
     row = aggregate._measure(case, data, 1, False)
     assert float(row["compiled_ratio_median"]) > 0 and "ours_beside_compiled_median_s" in row

@@ -3,9 +3,9 @@
 from parallel_epochs.models.messages.scores.dot import DOT
 from parallel_epochs.models.messages.scores.gat import GAT
 from parallel_epochs.models.messages.scores.gatv2 import GATV2
-from parallel_epochs.models.messages.scores.score import Score
+from parallel_epochs.models.messages.scores.score import AttentionScore
 
-SCORES: dict[str, Score] = {
+SCORES: dict[str, AttentionScore] = {
     "gatv2": GATV2,
     "gat": GAT,
     "dot": DOT,

@@ -4,14 +4,14 @@ import math
 
 from torch import Tensor
 
-from parallel_epochs.models.messages.scores.score import Score
+from parallel_epochs.models.messages.scores.score import AttentionScore
 
 
 def _compute(key: Tensor, query: Tensor, _: Tensor | None, slope: float) -> Tensor:
     return (query * key).sum(2) / math.sqrt(key.size(2))
 
 
-DOT = Score(
+DOT = AttentionScore(
     _compute,
     reads_source=True,
     encodes_messages=True,

@@ -3,14 +3,14 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_epochs.models.messages.scores.score import Score
+from parallel_epochs.models.messages.scores.score import AttentionScore
 
 
 def _compute(key: Tensor, query: Tensor | None, _: Tensor | None, slope: float) -> Tensor:
     return F.leaky_relu(key if query is None else key + query, slope)
 
 
-GAT = Score(
+GAT = AttentionScore(
     _compute,
     by_head=True,
     reads_source=True,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Score(NamedTuple):
+class AttentionScore(NamedTuple):
     """A score of edges, whose softmax weights the messages.
 
     The key of an edge is what its source has plus its encoded features, and the query is what its destination has.

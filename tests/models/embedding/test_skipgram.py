@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from parallel_epochs.models.embedding import skipgram
-from parallel_epochs.models.embedding.skipgram import Negatives, PairBlock, SkipGramOptions, Table
+from parallel_epochs.models.embedding.skipgram import (
+    Negatives,
+    PairBlock,
+    SkipGramOptions,
+    VectorTable,
+)
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.pipeline.graph.walks import alias_tables
 from tests.helpers import skipgram_numpy
@@ -19,7 +24,7 @@ def tables(num_rows, dim, optimizer="sgd", seed=0):
     generator = torch.Generator().manual_seed(seed)
     out = []
     for _ in range(2):
-        table = Table.zeros(num_rows, dim, optimizer)
+        table = VectorTable.zeros(num_rows, dim, optimizer)
         table.rows[:, :dim] = 0.3 * torch.randn(num_rows, dim, generator=generator)
         out.append(table)
     return out

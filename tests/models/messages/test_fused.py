@@ -404,7 +404,7 @@ def test_an_edge_index_with_wrong_numbers_is_refused():
 def test_a_walk_over_broken_indices_is_refused(ptr, other, position, width):
     ptr, other, position = map(torch.tensor, (ptr, other, position))
     operands = {"u": torch.ones(3, width), "e": torch.ones(3, 17 - width)}
-    walk = cpu.Walk(
+    walk = cpu.EdgeWalk(
         ("v", "u"), (3, 3), (ptr, other, position), MESSAGES["u_mul_e"], operands, torch.Size([16])
     )
     with pytest.raises(IndexError, match="not in the graph"):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.knowledge import ranking
-from parallel_epochs.pipeline.knowledge.ranking import Answers, Ranking, TripleProbe, summarise
+from parallel_epochs.pipeline.knowledge.ranking import KnownAnswers, Ranking, TripleProbe, summarise
 from parallel_epochs.pipeline.run.ranks import Ranks
 
 
@@ -74,7 +74,7 @@ def test_constant_scores_and_no_numbers_rank_in_the_middle():
 
 
 def test_answers_are_found():
-    answers = Answers(
+    answers = KnownAnswers(
         torch.tensor([2, 0, 2, 1]), torch.tensor([1, 0, 1, 1]), torch.tensor([5, 6, 7, 8]), 2
     )
     assert (

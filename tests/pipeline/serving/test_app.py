@@ -16,7 +16,7 @@ import parallel_epochs as pe
 from parallel_epochs.pipeline.serve import bind
 from parallel_epochs.pipeline.serving.answers import Answers
 from parallel_epochs.pipeline.serving.app import App
-from parallel_epochs.pipeline.serving.limits import Limits
+from parallel_epochs.pipeline.serving.limits import ServiceLimits
 from tests.pipeline.test_model import SMALL, people
 
 TOKEN = "0123456789abcdef"
@@ -224,7 +224,7 @@ def test_other_hosts_contents_and_tokens_are_refused(model):
         assert ask(local, "/predict", IDS, host=host)[0] == 200
     for host in ("evil.example:80", "evil.example", "localhost.evil", "localhost:80:80"):
         assert ask(local, "/predict", IDS, host=host)[0] == 403
-    closed = App(model, Limits(token=TOKEN), lambda: model)
+    closed = App(model, ServiceLimits(token=TOKEN), lambda: model)
     for route, content in (
         ("/predict", IDS),
         ("/reload", {}),
@@ -332,7 +332,7 @@ def test_a_reload_swaps_the_model_and_keeps_it_where_it_fails(model):
             raise ValueError("runs/gone is not a run directory")
         return model
 
-    app = App(model, Limits(token=TOKEN), reopen)
+    app = App(model, ServiceLimits(token=TOKEN), reopen)
     before = app.answers
     assert ask(app, "/reload", {}, **RIGHT)[0] == 200 and app.answers is not before
     now = app.answers
