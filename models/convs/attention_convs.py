@@ -70,45 +70,50 @@ class AttentionConv(MessagePassing):
 
     def _attend(
         self,
-        message,
-        source,
-        target,
-        edge_index,
-        edge_attr,
-        weight,
-        att=None,
+        nodes: tuple,
+        edges: tuple,
+        residual: Tensor | None,
         *,
-        num_dst,
-        num_loops,
-        return_weights: bool,
+        num_loops: int | None,
+        returns: bool,
         **options,
     ):
-        """Return the output of all heads, joined or averaged, and the edges with their weights if asked for."""
-        given: dict[str, Any] = dict(
-            num_dst=num_dst,
-            kernel=self.kernel,
-            return_weights=return_weights,
-            dropout=self.dropout if self.training else 0.0,
-            edge_dropout=self.edge_dropout if self.training else 0.0,
-        )
+        """Return the output of all heads, joined or averaged, and with `returns` the edges with their weights.
+
+        Args:
+            nodes: messages, keys and queries, and the number of destinations.
+            edges: the edges, their features, the encoder of these, and `att`.
+            residual: what is added.
+            num_loops: new self-loops, if the layer adds some.
+            options: for :func:`attention`.
+        """
+        *nodes, num_dst = nodes
+        edge_index, edge_attr, weight, att = edges
         if self._adds_loops():
-            given["num_loops"] = num_loops
+            options["num_loops"] = num_loops
             if edge_attr is not None and weight is not None:
-                given["loop_attr"] = fill_loops(
-                    edge_index,
-                    edge_attr,
-                    num_loops,
-                    self.fill_value,
-                    num_src=message.size(0),
-                    num_dst=num_dst,
+                sizes = dict(num_src=nodes[0].size(0), num_dst=num_dst)
+                options["loop_attr"] = fill_loops(
+                    edge_index, edge_attr, num_loops, self.fill_value, **sizes
                 )
         result: Any = attention(
-            message, source, target, edge_index, edge_attr, weight, att, **given, **options
+            *nodes,
+            edge_index,
+            edge_attr,
+            weight,
+            att,
+            num_dst=num_dst,
+            kernel=self.kernel,
+            return_weights=returns,
+            dropout=self.dropout if self.training else 0.0,
+            edge_dropout=self.edge_dropout if self.training else 0.0,
+            **options,
         )
-        out, weights = result if return_weights else (result, None)
-        if return_weights:
-            weights = list_edges(edge_index, num_dst, given.get("num_loops"), weights)
-        return out.flatten(1) if self.concat else out.mean(1), weights
+        out, weights = result if returns else (result, None)
+        out = self._finish(out.flatten(1) if self.concat else out.mean(1), residual)
+        if not returns:
+            return out
+        return out, list_edges(edge_index, num_dst, options.get("num_loops"), weights)
 
     def _finish(self, out: Tensor, residual: Tensor | None) -> Tensor:
         if residual is not None:
@@ -157,21 +162,15 @@ class GATConv(AttentionConv, FusedConv, pyg.GATConv):
             weight = (
                 self.lin_edge.weight.view(*shape[1:], -1) * self.att_edge[0].unsqueeze(2)
             ).sum(1)
-        out, weights = self._attend(
-            message,
-            source,
-            target,
-            edge_index,
-            edge_attr,
-            weight,
-            num_dst=num_dst,
+        return self._attend(
+            (message, source, target, num_dst),
+            (edge_index, edge_attr, weight, None),
+            residual,
             num_loops=min(size or (x_src.size(0), num_dst)),
-            return_weights=bool(return_attention_weights),
+            returns=bool(return_attention_weights),
             score="gat",
             negative_slope=self.negative_slope,
         )
-        out = self._finish(out, residual)
-        return (out, weights) if return_attention_weights else out
 
 
 class GATv2Conv(AttentionConv, FusedConv, pyg.GATv2Conv):
@@ -213,22 +212,16 @@ class GATv2Conv(AttentionConv, FusedConv, pyg.GATv2Conv):
         message = self.lin_l(x_src).view(shape)
         shares = self.share_weights and isinstance(x, Tensor)
         target = message if shares else self.lin_r(x_dst).view(shape)
-        out, weights = self._attend(
-            message,
-            None,
-            target,
-            edge_index,
-            edge_attr,
-            None if edge_attr is None else self.lin_edge.weight,
-            self.att[0],
-            num_dst=num_dst,
+        weight = None if edge_attr is None else self.lin_edge.weight
+        return self._attend(
+            (message, None, target, num_dst),
+            (edge_index, edge_attr, weight, self.att[0]),
+            residual,
             num_loops=min(x_src.size(0), num_dst),
-            return_weights=bool(return_attention_weights),
+            returns=bool(return_attention_weights),
             score="gatv2",
             negative_slope=self.negative_slope,
         )
-        out = self._finish(out, residual)
-        return (out, weights) if return_attention_weights else out
 
 
 class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
@@ -267,28 +260,20 @@ class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
         shape = -1, self.heads, self.out_channels
         target = self.lin_query(x_dst).view(shape)
         source, message = self.lin_key(x_src).view(shape), self.lin_value(x_src).view(shape)
-        returns = isinstance(return_attention_weights, bool)
-        out, weights = self._attend(
-            message,
-            source,
-            target,
-            edge_index,
-            edge_attr,
-            None if edge_attr is None else self.lin_edge.weight,
-            num_dst=num_dst,
+        return self._attend(
+            (message, source, target, num_dst),
+            (edge_index, edge_attr, None if edge_attr is None else self.lin_edge.weight, None),
+            self.lin_skip(x_dst) if self.root_weight else None,
             num_loops=None,
-            return_weights=returns,
+            returns=isinstance(return_attention_weights, bool),
             score="dot",
         )
-        if self.root_weight:
-            out = self._add_root(out, self.lin_skip(x_dst))
-        return (out, weights) if returns else out
 
-    def _add_root(self, out: Tensor, root: Tensor) -> Tensor:
-        if self.lin_beta is None:
-            return out + root
-        share = self.lin_beta(torch.cat([out, root, out - root], dim=1)).sigmoid()
-        return share * root + (1 - share) * out
+    def _finish(self, out: Tensor, residual: Tensor | None) -> Tensor:
+        if residual is None or self.lin_beta is None:
+            return out if residual is None else out + residual
+        share = self.lin_beta(torch.cat([out, residual, out - residual], dim=1)).sigmoid()
+        return share * residual + (1 - share) * out
 
 
 def _as_columns(edge_attr: Tensor | None) -> Tensor | None:

@@ -13,14 +13,12 @@ from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import from_csc
 from parallel_epochs.models.networks.pyg import FUSED
-from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
     backward,
-    beside,
     describe_extensions,
     extra_of_both,
     say,
@@ -76,13 +74,11 @@ def bench_convs(
     repeat: int = 3,
     cases: tuple[str, ...] = (),
     device: str = "cpu",
-    compiled: bool = False,
 ) -> None:
     """Measure time and memory of the layers that run fused, beside PyG's.
 
     Args:
         cases: layers whose name contains one of these texts (default: all).
-        compiled: afterwards, also measure PyG's layers as torch.compile makes them.
     """
     place = choose_device(device)
     chosen = [case for case in CASES if not cases or any(text in case.name for text in cases)]
@@ -94,8 +90,6 @@ def bench_convs(
     data = with_self_loops(graphs.proteins(num_nodes, num_edges // 2 * 2)).to(place)
     for case in chosen:
         write_row(_measure(case, data, channels, repeat))
-    for case in chosen if compiled else ():
-        write_row(_measure_compiled(case, data, channels, repeat))
 
 
 def with_self_loops(data: Data) -> Data:
@@ -176,28 +170,6 @@ def _run(
     return backward(
         conv(x, edge_index, *edges), {"x": x, **dict(conv.named_parameters())}, gradient.to(x.dtype)
     )
-
-
-def _measure_compiled(case: ConvCase, data: Data, channels: int, repeat: int) -> dict:
-    """Compare with PyG's layer as torch.compile makes it; without columns of numbers where that fails."""
-    say(f"{case.name}, PyG's compiled")
-    theirs, ours, x, edges, plain, gradient = _inputs(case, data, channels)
-    run_theirs = partial(_run, torch.compile(theirs), plain, x, *edges, gradient=gradient)
-    run_ours = partial(_run, ours, data.edge_index, x, *edges, gradient=gradient)
-    row = {
-        "bench": "convs compiled",
-        "conv": case.name,
-        "channels": channels,
-        "num_nodes": data.num_nodes,
-        "num_edges": data.num_edges,
-    }
-    try:
-        found = run_theirs()["out"]
-    except Exception as error:  # of whatever kind the compiler raises
-        say(f"torch.compile of PyG's layer failed: {one_line(error)[:200]}")
-        return row | beside("compiled", None, run_ours, repeat, 9)
-    assert_close({"out": found}, {"out": run_ours()["out"]}, tolerance=1e-3)
-    return row | beside("compiled", run_theirs, run_ours, repeat, 9)
 
 
 def build(case: ConvCase, channels: int, edge_dim: int) -> tuple[torch.nn.Module, torch.nn.Module]:

@@ -292,7 +292,6 @@ ROWS: tuple[Row, ...] = (
         "layers",
         60,
         "convs",
-        "--compiled",
         "--cases",
         "GCNConv",
         "SAGEConv",

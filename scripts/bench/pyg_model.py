@@ -16,10 +16,9 @@ class PyGDeeperGCN(torch.nn.Module):
 
     Args:
         model: model whose parameters are copied.
-        checkpointing: whether backward recomputes two of three layers, as in the example.
     """
 
-    def __init__(self, model: DeeperGCN, *, checkpointing: bool = True):
+    def __init__(self, model: DeeperGCN):
         super().__init__()
         self.node_encoder, self.head = model.node_encoder, model.head
         self.edge_encoder, self.layers = model.edge_encoder, torch.nn.ModuleList()
@@ -40,7 +39,7 @@ class PyGDeeperGCN(torch.nn.Module):
                     torch.nn.ReLU(inplace=True),
                     block="res+",
                     dropout=model.dropout,
-                    ckpt_grad=layer % 3 if checkpointing else False,
+                    ckpt_grad=layer % 3,
                 )
             )
 

@@ -1,19 +1,14 @@
 """A training step of DyResGEN-112: forward, loss, backward and Adam, compared with the same model of PyG's modules."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from parallel_epochs.models import DeeperGCN
-from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
 from parallel_epochs.scripts.bench.measure import (
     assert_same_model,
-    beside,
     extra_mib,
     extra_of_both,
     make_step,
@@ -71,30 +66,3 @@ def bench_step(
         deep()
         alone = spread_of(deep, repeat) | {"ours_extra_mib": round(extra_mib(deep), 1)}
         write_row({**row, "layers": layers, **dict.fromkeys(compared, ""), **alone})
-    if place.type == "cuda":
-        write_row(
-            {
-                **row,
-                "layers": pyg_layers,
-                **_beside_others(build(pyg_layers), stepper, plain, ours, repeat),
-            }
-        )
-
-
-def _beside_others(
-    model: DeeperGCN,
-    stepper: Callable,
-    edge_index: torch.Tensor,
-    ours: Callable[[], None],
-    repeat: int,
-) -> dict:
-    """Compare with PyG's model that keeps all activations, as it is and as torch.compile makes it, where they run."""
-    plain = PyGDeeperGCN(model, checkpointing=False).to(edge_index.device)
-    columns = dict[str, Any]()
-    for peer, theirs in (("plain", plain), ("compiled", torch.compile(plain))):
-        try:
-            columns |= beside(peer, stepper(theirs, edge_index), ours, repeat, inner=3)
-        except Exception as error:  # of whatever kind memory or the compiler raise
-            say(f"{peer}: left out ({one_line(error)[:200]})")
-            columns |= beside(peer, None, ours, repeat, inner=3)
-    return columns

@@ -6,7 +6,6 @@ from torch_geometric import EdgeIndex, nn as pyg
 
 from parallel_epochs.models import GENConv
 from parallel_epochs.models.edge_index import from_sparse_tensor
-from parallel_epochs.models.messages import update_all
 from parallel_epochs.pipeline.data.cache import load
 from tests.helpers.running import TOY
 
@@ -56,18 +55,6 @@ def test_genconv_takes_a_sparse_tensor(configure, tmp_path, options, square):
         assert error <= 1e-4 * expected.norm() + 1e-5, (
             f"{name}: {error:.1e} of {expected.norm():.1e}"
         )
-
-
-def test_messages_take_a_sparse_tensor():
-    from torch_sparse import SparseTensor
-
-    src, dst = torch.randint(30, (200,)), torch.randint(20, (200,)).sort()[0]
-    u, e = torch.randn(30, 4), torch.randn(200)
-    adj_t = SparseTensor(row=dst, col=src, sparse_sizes=(20, 30), is_sorted=True, trust_data=True)
-    torch.testing.assert_close(
-        update_all(adj_t, "u_mul_e", "sum", u=u, e=e),
-        update_all(torch.stack([src, dst]), "u_mul_e", "sum", u=u, e=e, num_dst=20),
-    )
 
 
 def test_what_a_sparse_tensor_has_sorted_is_not_sorted_again(monkeypatch):

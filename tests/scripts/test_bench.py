@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from parallel_epochs.scripts.bench import aggregate, gpu, graphs
+from parallel_epochs.scripts.bench import gpu
 from parallel_epochs.scripts.bench.convs import CASES, bench_convs
 from parallel_epochs.scripts.bench.measure import assert_close
 from tests.helpers.running import ROOT
@@ -48,36 +48,6 @@ def measure(*arguments: str) -> list[dict[str, str]]:
 def test_benchmarks_beside_pyg(bench, rows):
     table = measure(*bench, *SIZES)
     assert len(table) == rows and all(row["bench"] == bench[0] for row in table)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler")
-def test_the_layer_of_pyg_is_compiled_and_compared_too(monkeypatch, capsys):
-    """All but torch.compile's generated code, which takes a minute."""
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("no compiler\nis there")
-
-    for other in ("extra_of_both", "_beside_the_machine"):
-        monkeypatch.setattr(aggregate, other, lambda *args: {})
-    data, case, compile_ = (
-        graphs.proteins(200, 2000),
-        aggregate.AggregateCase(channels=16),
-        torch.compile,
-    )
-    monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="eager"))
-    row = aggregate._measure(case, data, 1, False)
-    assert float(row["compiled_ratio_median"]) > 0 and "ours_beside_compiled_median_s" in row
-    monkeypatch.setattr(torch, "compile", lambda function: fail)
-    failed = aggregate._measure(case, data, 1, False)
-    assert row.keys() == failed.keys() and {
-        failed[name] for name in failed if "compiled" in name
-    } == {""}
-    assert "torch.compile of PyG's layer failed: no compiler is there" in capsys.readouterr().err
-    # A compiled layer that computes something else is no peer.
-    monkeypatch.setattr(torch, "compile", lambda function: lambda: function() * 1.01)
-    with pytest.raises(SystemExit, match="out"):
-        aggregate._measure(case, data, 1, False)
 
 
 @pytest.mark.slow

@@ -113,25 +113,3 @@ def test_layers_see_some_edges_in_training_and_all_in_evaluation(name):
     assert (len({str(edges) for edges in seen}) == 1) == (name == "revgnn")
     assert edges_of_layers(model)[:3] == seen[:3], "the draw is a function of torch's random state"
     assert all(edges == every for edges in edges_of_layers(model.eval()))
-
-
-@pytest.mark.parametrize("name", [*MODELS, *INSIDE])
-def test_without_edges_and_inputs_a_model_still_learns(name):
-    make = (MODELS | INSIDE)[name]
-    torch.manual_seed(0)
-    model = make(5, 8, 2, 2, edge_dim=3, dropout=0.0, edge_dropout=1 - 1e-7)
-    assert name not in INSIDE or [layer.edge_dropout for layer in model.layers] == [0.0, 0.0]
-    model(DATA.x, DATA.edge_index, DATA.edge_attr).sum().backward()
-    none = torch.empty(2, 0, dtype=torch.int64)
-    torch.testing.assert_close(
-        model(DATA.x, DATA.edge_index, DATA.edge_attr),
-        model.eval()(DATA.x, none, torch.empty(0, 3)),
-    )
-    model = make(5, 8, 2, 2, edge_dim=3, dropout=0.0, input_dropout=1 - 1e-7).train()
-    torch.testing.assert_close(
-        *(model(x, DATA.edge_index, DATA.edge_attr) for x in (DATA.x, 7 * DATA.x))
-    )
-    model.eval()
-    assert not torch.allclose(
-        *(model(x, DATA.edge_index, DATA.edge_attr) for x in (DATA.x, 7 * DATA.x))
-    )

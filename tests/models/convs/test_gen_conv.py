@@ -418,17 +418,6 @@ def test_states_names_and_copies(options):
         assert torch.equal(a, b)
 
 
-def test_a_graph_of_nothing():
-    for num_nodes in (0, 4):
-        ours, theirs = pair()
-        x, none, attr = (
-            torch.randn(num_nodes, 6),
-            torch.empty(2, 0, dtype=torch.int64),
-            torch.empty(0, 3),
-        )
-        torch.testing.assert_close(ours(x, none, attr), theirs(x, none, attr))
-
-
 @pytest.mark.parametrize(
     "wrong, message",
     [

@@ -274,21 +274,6 @@ def test_gated_sums_say_why_the_kernel_cannot_run():
         conv(x.float(), broken)
 
 
-def test_a_graph_without_edges():
-    for name, options in (
-        ("GCNConv", {}),
-        ("SAGEConv", {"aggr": "max"}),
-        ("GraphConv", {}),
-        ("ResGatedGraphConv", {}),
-    ):
-        assert_same(
-            *layers(name, (CHANNELS, 4), options),
-            inputs("")[0],
-            torch.empty(2, 0, dtype=torch.int64),
-            None,
-        )
-
-
 def test_each_layer_has_a_fused_class_unless_pygs_is_asked_for():
     for kind, ours in stacks.FUSED.items():
         assert stacks.choose_class(kind, "auto") is stacks.choose_class(kind, "reference") is ours

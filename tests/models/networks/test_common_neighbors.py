@@ -4,7 +4,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -39,21 +38,6 @@ def test_they_are_those_of_sets(num_nodes, num_edges, num_pairs, is_sorted, numb
     ]
     assert found.degree.tolist() == [len(targets[node]) for nodes in expected for node in nodes]
     assert bool(found.allocate_resources().isfinite().all())
-
-
-def test_the_index_is_that_of_a_sparse_product():
-    rng = np.random.default_rng(0)
-    matrix = sp.csr_array(np.triu(rng.random((30, 30)) < 0.2, 1).astype(np.float64))
-    matrix = matrix + matrix.T
-    u, v = rng.integers(30, size=(2, 50))
-    edge_index, pairs = (
-        torch.from_numpy(np.stack(matrix.nonzero())).long(),
-        torch.from_numpy(np.stack([u, v], 1)),
-    )
-    found = Neighborhoods.of(edge_index, 30).common(pairs)
-    assert len(found.node) > 20 and 0 in found.ptr.diff()
-    expected = (matrix @ sp.diags_array(1 / np.maximum(matrix.sum(1), 1)) @ matrix).toarray()[u, v]
-    torch.testing.assert_close(found.allocate_resources(), torch.from_numpy(expected).float())
 
 
 @pytest.mark.parametrize("loop", [[], [[0, 0], [1, 1]]])

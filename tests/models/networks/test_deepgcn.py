@@ -49,7 +49,7 @@ def by_hand(x, edges, edge_attr, *, aggr, t, p, y, eps=1e-7):
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.integers(1, 8),
     st.integers(0, 30),

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.command import schema
-from parallel_epochs.pipeline.knowledge import ranking
 from parallel_epochs.pipeline.knowledge.build import estimate_bytes, settle_parts
 from parallel_epochs.pipeline.knowledge.penalty import train_parts
 from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers import building as build
 from tests.helpers.pretend_gpu import GPU, PretendGPU
-from tests.pipeline.knowledge.test_trainer import ADAGRAD, ALL, ALL_ADAM, NEGATIVES, SGD, TOY
+from tests.pipeline.knowledge.test_trainer import ADAGRAD, NEGATIVES, SGD, TOY
 
 ROTATE = ["trainer.model=rotate", *NEGATIVES]
 
@@ -46,36 +45,6 @@ def free(monkeypatch):
     bytes_ = [8 * 10**9]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (bytes_[0], bytes_[0]))
     return bytes_
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ROTATE,
-        *(
-            pytest.param(overrides, marks=pytest.mark.slow)
-            for overrides in (
-                ALL,
-                ALL_ADAM,
-                ADAGRAD,
-                ["trainer.model=transe", *NEGATIVES],
-            )
-        ),
-    ],
-)
-def test_a_gpu_trains_and_ranks_what_the_cpu_does(overrides, configure, free, monkeypatch):
-    config = configure(*TOY, "train.epochs=2", *overrides)
-    expected = follow(config, torch.device("cpu"), contextlib.nullcontext())
-    config.device = "cuda"
-    monkeypatch.setattr(ranking, "GPU_BLOCK", 2000)
-    scores, test, weights = follow(config, GPU, PretendGPU())
-    assert scores[-1] == pytest.approx(expected[0][-1], rel=1e-3) and test == pytest.approx(
-        expected[1], rel=1e-3
-    )
-    for name, table in weights.items():
-        torch.testing.assert_close(table, expected[2][name], rtol=1e-3, atol=1e-4)
-    resumed = follow(config, GPU, PretendGPU(), stop_after=3)
-    assert all(torch.equal(table, weights[name]) for name, table in resumed[2].items())
 
 
 @pytest.mark.parametrize(

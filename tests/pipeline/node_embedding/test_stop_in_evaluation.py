@@ -7,15 +7,12 @@ from functools import partialmethod
 
 import numpy as np
 import pytest
-import torch
 
 from parallel_epochs.pipeline.block_training import cosines
 from parallel_epochs.pipeline.node_embedding import probe
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
-from parallel_epochs.pipeline.node_embedding.trainer import NodeEmbeddingTrainer
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, Stopped
-from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers.running import finish, rounds_of, start, summary_of, train, wait_for_rounds
 
 OPTIONS = [
@@ -128,27 +125,6 @@ def test_parts_of_pairs_are_scored_as_all_at_once(monkeypatch):
     whole = LinkProbe(pairs)(vectors)
     monkeypatch.setattr(cosines, "PAIRS", 7)
     assert LinkProbe(pairs)(vectors) == whole and 0 < whole["test"] < 1
-
-
-def test_the_other_ranks_are_told(monkeypatch):
-    """The first rank was asked to stop; the message that the others get makes them stop as well."""
-    sent = []
-    monkeypatch.setattr(Ranks, "broadcast", lambda self, value: sent.append(value) or value)
-    for rank in (0, 1):
-        trainer = object.__new__(NodeEmbeddingTrainer)
-        trainer._ranks, trainer._stop = Ranks(rank, 2), Asked()
-        trainer.plan = type("Plan", (), {"is_evaluation_due": lambda self, round_: True})()
-        trainer.progress = type("Progress", (), {"round": 0})()
-        trainer.embedding = lambda: torch.zeros(2, 2)
-
-        def score(vectors):
-            raise Stopped(signal.SIGUSR1)
-
-        trainer.score = score
-        with pytest.raises(Stopped):
-            trainer.evaluate()
-        assert trainer.progress.round == 0
-    assert sent == [None, None]
 
 
 @pytest.mark.slow
