@@ -83,6 +83,6 @@ def _fits(value: object, annotation: Any) -> bool:
         return type(value) is int and 0 <= value < LARGEST_COUNT
     if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_quantized):
         return False
-    # Of what was learned, in float64, no number is NaN; features and labels may have some.
+    # Numbers that were learned, in float64, are never NaN; features and labels may be.
     has_nan = isinstance(value, Tensor) and value.dtype == torch.float64 and value.isnan().any()
     return isinstance(value, annotation) and not has_nan
