@@ -46,8 +46,9 @@ def labels_of_ends(
     """
     ends, parts = find_ends(inputs.data), []
     groups = [number_groups(inputs.data, ends[:, list(columns)]) for columns in GROUPS.values()]
-    means = [mean_of_others(inputs, group, known) for group in groups] + [
-        _mean_of_reverse(inputs, ends, known)
+    mean = inputs.labels.mean(known)
+    means = [mean_of_others(inputs, group, known, mean) for group in groups] + [
+        _mean_of_reverse(inputs, ends, known, mean)
     ]
     for values, num in means:
         parts += [values[:, :MOST_LABELS], num.log1p()]
@@ -62,15 +63,17 @@ def number_groups(data: Data, ends: Int[Tensor, "num_edges columns"]) -> Int[Ten
 
 
 def mean_of_others(
-    inputs: Inputs, group: Int[Tensor, " num_edges"], known: Bool[Tensor, " num_rows"]
+    inputs: Inputs, group: Int[Tensor, " num_edges"], known: Bool[Tensor, " num_rows"], mean: Tensor
 ) -> tuple[Float[Tensor, "num_edges columns"], Float[Tensor, "num_edges columns_or_one"]]:
     """Compute the mean label of the other known edges of a group, and how many there are."""
     values, marks = _sums(inputs, known)
     total, num = _of_group(group, values), _of_group(group, marks)
-    return _mean(inputs, total - values, num - marks, known)
+    return _mean(inputs, total - values, num - marks, mean)
 
 
-def _mean_of_reverse(inputs: Inputs, ends: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_of_reverse(
+    inputs: Inputs, ends: Tensor, known: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute the mean label of the known edges in the other direction, and how many there are."""
     values, marks = _sums(inputs, known)
     both = torch.cat([ends, ends.flip(1)])
@@ -81,7 +84,7 @@ def _mean_of_reverse(inputs: Inputs, ends: Tensor, known: Tensor) -> tuple[Tenso
         ]
         for own in (values, marks)
     ]
-    return _mean(inputs, found[0], found[1], known)
+    return _mean(inputs, found[0], found[1], mean)
 
 
 def _sums(inputs: Inputs, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,9 +102,9 @@ def _of_group(group: Tensor, values: Tensor) -> Tensor:
     ).unsqueeze(1)
 
 
-def _mean(inputs: Inputs, total: Tensor, num: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+def _mean(inputs: Inputs, total: Tensor, num: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     total, num = total.clamp(min=0) if not inputs.labels.are_values else total, num.clamp(min=0)
-    return (total + PRIOR * inputs.labels.mean(known)) / (num + PRIOR), num[:, :1]
+    return (total + PRIOR * mean) / (num + PRIOR), num[:, :1]
 
 
 def methods(end: str, inputs: Inputs, seed: int) -> Iterator[Method]:
@@ -123,5 +126,6 @@ def _settings(inputs: Inputs, end: str, known: Tensor) -> dict:
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict the mean label of the other known edges at the same end, and a little of that of all."""
     ends = find_ends(inputs.data)[:, list(GROUPS[fitted["end"]])]
-    rows, _ = mean_of_others(inputs, number_groups(inputs.data, ends), known)
+    group = number_groups(inputs.data, ends)
+    rows, _ = mean_of_others(inputs, group, known, fitted["mean"])
     return inputs.among_all(rows, fitted["mean"])

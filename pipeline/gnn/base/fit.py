@@ -274,8 +274,9 @@ def _complete(inputs: Inputs, name: str, chosen: "Chosen", seed: int) -> Base:
     """Score training rows out of fold, and others by the model of all training rows or by the mean of the folds."""
     began, train, method = time.perf_counter(), inputs.labels.train, chosen.method
     models, rows, own = [chosen.model], chosen.rows, chosen.rows
+    if method.reads_labels or not method.leaves_out:
+        own, of_folds = out_of_fold(inputs, method, seed)
     if not method.leaves_out:
-        own, of_folds = _out_of_fold(inputs, method, seed)
         mean_rows = torch.stack(
             [method.predict(inputs, each, train, ~train) for each in of_folds]
         ).mean(0)
@@ -353,13 +354,17 @@ def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
     return Chosen(score, method, base.fitted, rows, base.seconds + time.perf_counter() - began)
 
 
-def _out_of_fold(inputs: Inputs, method: Method, seed: int) -> tuple[Tensor, list[dict]]:
-    """Predict the training rows by models that were fitted without their folds; returns the models too."""
+def out_of_fold(inputs: Inputs, method: Method, seed: int) -> tuple[Tensor, list[dict]]:
+    """Predict the training rows by models that were fitted without their folds; returns the models too.
+
+    A method that leaves out the own label reads those of neighbours in the same fold, and the mean label of others.
+    """
     fold, models = divide(inputs, seed), []
     out = torch.zeros(len(fold), inputs.task.out_channels)
     for number in range(NUM_FOLDS):
-        known = (fold >= 0) & (fold != number)
+        known, held_out = (fold >= 0) & (fold != number), fold == number
         models.append(method.fit(known))
-        held_out = fold == number
+        if method.leaves_out:
+            known = inputs.labels.train
         out[held_out] = method.predict(inputs, models[-1], known, held_out)[held_out]
     return out, models

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.base.calibration import fit_temperatures
+from parallel_epochs.pipeline.gnn.base.calibration import fit_temperatures, log_loss
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import WHOLE_MEAN
 
@@ -49,11 +49,6 @@ class Labels:
         """The name of the mean of such labels."""
         return "mean label" if self.are_values else "most frequent label"
 
-    @property
-    def linear_name(self) -> str:
-        """The name of a linear model of such labels."""
-        return "ridge regression" if self.are_values else "logistic regression"
-
     def known(self, rows: Bool[Tensor, " num_rows"]) -> Bool[Tensor, "num_rows columns"]:
         """Tell which labels of some rows are known."""
         return ~self.y.isnan() & rows.unsqueeze(1)
@@ -87,16 +82,9 @@ class Labels:
             fitted["temperature"] = fit_temperatures(
                 to_logits(found[rows], fitted), y, are_classes=self.are_classes
             )
-            logits = to_logits(found[rows], fitted).double()
-            loss = (
-                torch.nn.functional.cross_entropy(logits, y[:, 0])
-                if self.are_classes
-                else torch.nn.functional.binary_cross_entropy_with_logits(
-                    logits, y.nan_to_num().double(), reduction="none"
-                )[~y.isnan()].mean()
-            )
+            loss = float(log_loss(to_logits(found[rows], fitted), y, are_classes=self.are_classes))
             if best is None or loss < best[0]:
-                best = float(loss), fitted
+                best = loss, fitted
         assert best is not None
         return best[1]
 

@@ -9,7 +9,7 @@ import torch
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.tables import label_rows
 from parallel_epochs.pipeline.data.tables.label_rows import summarise
-from parallel_epochs.pipeline.gnn.base import rows
+from parallel_epochs.pipeline.gnn.base import folds, rows
 from parallel_epochs.pipeline.gnn.base.fit import fit_base
 from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
@@ -264,6 +264,16 @@ def test_simple_methods_read_columns_of_the_past_and_labels_that_are_known_by_th
         fit_base(setup.data, setup.task, name).scores["valid"] > 0.5
         for name in ("earlier", "linear")
     )
+
+
+def test_rows_about_one_node_are_in_one_fold(folder):
+    setup = opened(folder)
+    inputs = Inputs(setup.data, setup.task)
+    fold, first = folds.divide(inputs, 0), inputs.own.start
+    rows = setup.data.train_mask.nonzero().squeeze(1)
+    of_entity = pd.Series(fold[rows]).groupby(find_ends(setup.data)[rows - first, 0].numpy())
+    assert (of_entity.nunique() == 1).all() and (of_entity.size() > 1).any()
+    assert sorted(fold.unique().tolist()) == [-1, *range(folds.NUM_FOLDS)]
 
 
 def test_a_run_predicts_rows_without_labels_as_it_predicted_them_in_the_training(folder, tmp_path):
