@@ -13,7 +13,6 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.gnn import warm_start
 from parallel_epochs.pipeline.gnn.base.fit import Base
-from parallel_epochs.pipeline.gnn.base.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.features import NodeTable
@@ -35,7 +34,7 @@ class Setup(Part[GNNConfig]):
         bytes_on_gpu: bytes of what it copies to a GPU.
     """
 
-    base: Base | LinkBase | None = None
+    base: Base | None = None
     bare: Graph | None = None
     put: Callable[[Data], Data] | None = None
     bytes_on_gpu: int = 0
@@ -94,7 +93,7 @@ class Setup(Part[GNNConfig]):
         num_table = 0 if self.table is None else self.table.weight.size(1)
         num_labels = width - data.x.size(1) - num_table
         front = [Channel("known label")] * num_labels + [Channel("learned vector")] * num_table
-        if isinstance(self.base, Base) and self.config.task.reads_base:
+        if self.base is not None and self.base.rows is not None and self.config.task.reads_base:
             place = 0 if types.homogeneous else types.names.index(str(types.labelled))
             first = (
                 bare.x.size(1) - bare.num_categories if types.homogeneous else types.widths[place]

@@ -1,15 +1,12 @@
 """Chooses the answer of a run when its network is trained, and gives it when the run predicts."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from parallel_epochs.pipeline.gnn.base import fusion, label_scores, link_fusion
-from parallel_epochs.pipeline.gnn.base.fit import Base
-from parallel_epochs.pipeline.gnn.base.link_base import LinkBase
+from parallel_epochs.pipeline.gnn.base import fusion, label_scores
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predict.predictor import predict_best
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.contract import Trainer
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -38,8 +35,7 @@ def finish(
         pulse.beat("predicting with the best checkpoint", pulse.State.LONG)
         rows, epoch = predict_best(setup, folder, ranks, stop)
         if ranks.is_first:
-            choose = link_fusion.finish if isinstance(setup.base, LinkBase) else fusion.finish
-            found, _ = choose(setup, rows, epoch, folder)
+            found = setup.kind.choose_answer(setup, rows, epoch, folder)
     return found | (label_scores.read_decisions(folder) if ranks.is_first else {})
 
 
@@ -47,7 +43,4 @@ def answer(setup: Setup, predicted: Predicted, run: SavedRun) -> Predicted:
     """Mix the predictions of a network with those of the simple method of its run; those of links when they are asked."""
     if setup.base is None or (kept := fusion.read_kept(run)) is None:
         return predicted
-    if isinstance(setup.task, LinkTask):
-        link_fusion.answer_with(setup.task, kept, setup.data)
-        return predicted
-    return fusion.mix_in(predicted, cast(Base, setup.base), kept)
+    return setup.kind.answer(predicted, setup, kept)

@@ -4,28 +4,23 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn import estimate
-from parallel_epochs.pipeline.gnn.base.fit import SECONDS, Base, fit_base
-from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, fit_link_base
+from parallel_epochs.pipeline.gnn.base import fusion
+from parallel_epochs.pipeline.gnn.base.fit import SECONDS, Base
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.loaders.snapshots import size_of_pass
-from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import BASE_COLUMNS, MARKS, ranks_at
 from parallel_epochs.pipeline.run import checkpoint, pulse, read_back
 from parallel_epochs.pipeline.run.errors import DamagedFile
@@ -33,16 +28,15 @@ from parallel_epochs.pipeline.run.log import format_score
 
 log = logging.getLogger(__name__)
 
-AnyBase = TypeVar("AnyBase", Base, LinkBase)
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT, LINKS_FORMAT = 12, 4
+FORMAT = 12
 # All simple methods may take this part of the network's time, and a number of seconds between these.
 PART, FEWEST_SECONDS, MOST_SECONDS = 0.2, 1, 3 * SECONDS
 # A method is chosen for so many nodes, or whole graphs, at most.
 MOST_NODES = 300_000
 
 
-def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkBase | None:
+def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     """Fit the simple method of a run, or read its scores from the cache; none if the run has no such method.
 
     Args:
@@ -54,8 +48,8 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
     """
     if config.task.base == "none":
         return None
-    is_chosen, reason = config.task.base == "auto", config.why_no_base()
-    task = None if is_chosen and reason else kind_of(config).task(data)
+    kind, is_chosen, reason = kind_of(config), config.task.base == "auto", config.why_no_base()
+    task = None if is_chosen and reason else kind.task(data)
     if is_chosen and (task is None or (reason := _why_not(data, task))):
         if config.task.reads_base:
             raise ValueError(
@@ -65,82 +59,34 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | LinkB
         if verify:
             log.info("no simple method (task.base=auto): %s", reason)
         return None
-    seconds = config.task.base_seconds if is_chosen else SECONDS
-    if isinstance(task, LinkTask):
-        seconds = float(seconds)
-        asked: list = [LINKS_FORMAT, seconds, task.metric, task.test_data is not None]
-        return _keep(
-            config,
-            data,
-            asked,
-            LinkBase,
-            partial(fit_link_base, data, task, seconds),
-            verify=verify,
-        )
-    if not isinstance(task, NodeTask):  # a kind of others
+    assert task is not None
+    if not kind.has_base:
         if is_chosen:
             return None
         raise ValueError(
             f"task.base={config.task.base}: this task has no simple methods. Leave it out"
         )
-    shape, marks = (task.num_rows, task.out_channels), data.get(MARKS, ((), ()))
-    asked = [
-        FORMAT,
-        config.task.base,
-        seconds,
-        task.metric,
-        config.data.components,
-        *shape,
-        *[marks] * any(map(any, marks)),
-    ]
+    seconds = float(config.task.base_seconds if is_chosen else SECONDS)
+    shape = None if kind.takes_pairs else (task.num_rows, task.out_channels)
+    settings = [FORMAT, config.task.base, seconds, task.metric, config.data.components, shape]
+    settings += [kind.test_graph(task) is not None, *data.get(MARKS, ())]
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+    path = path_of(config.data, config.cache_dir, data.content_hash, f"-base-{digest}")
 
-    def check(path: Path, base: Base) -> None:
-        if tuple(base.rows.shape) != shape or not base.rows.isfinite().all():
-            raise DamagedFile(f"{path} is damaged: it holds other scores than of {shape[0]:,} rows")
-
-    return _keep(
-        config,
-        data,
-        asked,
-        Base,
-        partial(fit_base, data, task, config.task.base, seconds=seconds),
-        check,
-        verify=verify,
-    )
-
-
-def _keep(
-    config: GNNConfig,
-    data: Graph,
-    asked: list,
-    form: type[AnyBase],
-    fit: Callable[[], AnyBase],
-    check: Callable[[Path, AnyBase], None] = lambda path, base: None,
-    *,
-    verify: bool,
-) -> AnyBase:
-    """Fit a simple method, or read from the cache what was fitted.
-
-    Args:
-        asked: all that it depends on in addition to the data.
-        form: class of what is fitted.
-        check: refuses what was read.
-    """
-    digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-
-    def fit_now() -> dict[str, Any]:
+    def fit() -> dict[str, Any]:
         pulse.beat("fitting simple methods", pulse.State.LONG)
-        return vars(fit())
+        return vars(kind.fit_base(data, task, config.task.base, seconds))
 
-    base = form(
-        **checkpoint.keep(
-            path_of(config.data, config.cache_dir, data.content_hash, f"-base-{digest}"),
-            fit_now,
-            again="fitting it again",
-            verify=verify,
-            check=lambda path, content: check(path, read_back.build(path, form, content)),
-        )
-    )
+    def check(path: Path, content: dict) -> None:
+        rows = read_back.build(path, Base, content).rows
+        if (None if rows is None else tuple(rows.shape)) != shape or (
+            rows is not None and not rows.isfinite().all()
+        ):
+            raise DamagedFile(
+                f"{path} is damaged: it holds other scores than of {data.num_nodes:,} nodes"
+            )
+
+    base = Base(**checkpoint.keep(path, fit, again="fitting it again", verify=verify, check=check))
     if verify:
         log.info(
             "simple method: %s, valid %s, %.1f s",
@@ -178,7 +124,7 @@ def _why_not(data: Graph, task: Task) -> str | None:
 def show(
     config: GNNConfig,
     data: Graph,
-    base: Base | LinkBase | None,
+    base: Base | None,
     moments: Sequence[float] | None = None,
 ) -> Graph:
     """Give the nodes of a graph the scores of a simple method as columns, where the network reads them.
@@ -188,11 +134,11 @@ def show(
 
     Args:
         base: the simple method; none if the run has none.
-        moments: as :func:`moments_of` returned them for the graph of the training. None: it is this one.
+        moments: as :func:`fusion.moments_of` returned them for the graph of the training. None: it is this one.
     """
-    if base is None or isinstance(base, LinkBase) or not config.task.reads_base:
+    if base is None or base.rows is None or not config.task.reads_base:
         return data
-    scale, shift = moments or moments_of(data, base.rows)
+    scale, shift = moments or fusion.moments_of(data, base.rows)
     types, columns = data.types, (base.rows - shift) / scale
     num_own = data.x.size(1) - data.num_categories
     own, categories = data.x[:, :num_own].float(), data.x[:, num_own:]
@@ -218,13 +164,3 @@ def show(
     if config.task.candidate == "offset":
         shown[BASE_COLUMNS] = [first, scale, shift]
     return shown
-
-
-def moments_of(data: Graph, rows: Float[Tensor, "num_rows columns"]) -> tuple[float, float]:
-    """Return the deviation and the mean of all scores of the training rows, which are out of fold.
-
-    All columns have the same ones, since they are compared with each other.
-    """
-    known = rows[data.train_mask].double()
-    deviation = float(known.std(correction=0))
-    return (deviation if deviation > 1e-6 else 1.0), float(known.mean())

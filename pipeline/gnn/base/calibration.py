@@ -40,21 +40,15 @@ def fit_temperatures(logits: Tensor, y: Tensor, *, are_classes: bool) -> Tensor:
         middle = rows.double() - (rows.double().mean(1, keepdim=True) if are_classes else 0)
         size = float(middle.abs().mean().nan_to_num())
 
-        def at(log_t: float, rows=rows, own=own, size=size) -> float:
-            return float(
-                log_loss(rows.double() / (size * math.exp(log_t)), own, are_classes=are_classes)
-            )
+        def at(log_t: float, rows: Tensor = rows, own: Tensor = own, size: float = size) -> float:
+            scaled = rows.double() / (size * math.exp(log_t))
+            return float(log_loss(scaled, own, are_classes=are_classes))
 
-        is_mixed = are_classes or bool((own == 0).any() and (own == 1).any())
-        best = (
-            minimize_scalar(at, bounds=(-REACH, REACH), method="bounded")
-            if is_mixed and size
-            else None
-        )
-        is_inside = (
-            best is not None and abs(best.x) < REACH - 0.1 and best.fun < min(at(-REACH), at(REACH))
-        )
-        found.append(size * math.exp(best.x) if is_inside else 1.0)
+        found.append(1.0)
+        if size and (are_classes or bool((own == 0).any() and (own == 1).any())):
+            best = minimize_scalar(at, bounds=(-REACH, REACH), method="bounded")
+            if abs(best.x) < REACH - 0.1 and best.fun < min(at(-REACH), at(REACH)):
+                found[-1] = size * math.exp(best.x)
     return torch.tensor(found)
 
 

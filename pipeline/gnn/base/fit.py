@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -57,6 +57,7 @@ class Base:
         title: for people, with the settings that validation has chosen.
         rows: logits, or values as they are learned, [num_rows, out_channels], float32. Those of training rows are out
             of fold. Those of others are of the model of all training rows, or the mean over the folds, by validation.
+            None where links are scored, which `fitted` does: by ``weights`` of walks and ``units`` of their logarithms.
         scores: the metric of each split.
         reads_labels: whether it reads labels of neighbours.
         seconds: what fitting took, with that of the others among which it was chosen.
@@ -65,7 +66,7 @@ class Base:
 
     name: str
     title: str
-    rows: Float[Tensor, "num_rows out_channels"]
+    rows: Float[Tensor, "num_rows out_channels"] | None
     scores: dict[str, float]
     reads_labels: bool
     seconds: float
@@ -324,7 +325,8 @@ def _smooth(inputs: Inputs, base: Base, seed: int) -> Chosen:
     model, which reads no labels.
     """
     began, y = time.perf_counter(), inputs.data.y[:, 0].clamp(min=0)
-    labelled, probabilities = inputs.labels.known(inputs.labels.train)[:, 0], base.rows.softmax(1)
+    labelled = inputs.labels.known(inputs.labels.train)[:, 0]
+    probabilities = cast(Tensor, base.rows).softmax(1)
 
     def smoothed(
         known: Tensor, corrections: Sequence[float], alphas: Sequence[float]

@@ -5,19 +5,17 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.gnn.base import bases, label_scores
+from parallel_epochs.pipeline.gnn.base import label_scores
 from parallel_epochs.pipeline.gnn.base.fit import Base, apply
 from parallel_epochs.pipeline.gnn.base.folds import halves
-from parallel_epochs.pipeline.gnn.base.link_base import LinkBase
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
-from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
 from parallel_epochs.pipeline.names import SPLITS, merit
@@ -25,6 +23,9 @@ from parallel_epochs.pipeline.run import checkpoint, files, read_back
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.seeds import stream
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.gnn.setup import Setup
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class Kept:
     thresholds: list[float] | None = None
 
 
-def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[str, Any], Tensor]:
+def finish(setup: "Setup", rows: Tensor, epoch: int, folder: Path) -> dict[str, Any]:
     """Choose what a run predicts with, when its network is trained, and keep the choice in the run directory.
 
     Args:
@@ -106,7 +107,7 @@ def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[s
         epoch: of the network.
 
     Returns:
-        What it adds to the summary, and what the run answers.
+        What it adds to the summary.
     """
     task, base = cast(NodeTask, setup.task), cast(Base, setup.base)
     answer = choose(task, rows, base)
@@ -117,7 +118,7 @@ def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[s
                 base.name,
                 base.title,
                 answer.share,
-                list(bases.moments_of(setup.data, base.rows)),
+                list(moments_of(setup.data, rows_of(base))),
                 base.reads_labels,
                 base.fitted,
                 _sample(base),
@@ -125,14 +126,14 @@ def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[s
             )
         ),
     )
-    rows = mix(rows, task.from_learned(base.rows), answer.share)
+    rows = mix(rows, task.from_learned(rows_of(base)), answer.share)
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
     more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
-    return {**({"scores": more} if more else {}), **summarise(answer, base, base.scores)}, rows
+    return {**({"scores": more} if more else {}), **summarise(answer, base, base.scores)}
 
 
-def summarise(answer: Answer, base: Base | LinkBase, scores: dict[str, float]) -> dict[str, Any]:
+def summarise(answer: Answer, base: Base, scores: dict[str, float]) -> dict[str, Any]:
     """Return what a run with a simple method adds to its summary.
 
     Args:
@@ -159,7 +160,7 @@ def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) 
     Args:
         rows: logits or values that the network predicts.
     """
-    own, (y, chosen) = task.from_learned(base.rows), task.labels_of("valid")
+    own, (y, chosen) = task.from_learned(rows_of(base)), task.labels_of("valid")
 
     def score(share: float, picked: Tensor) -> float:
         mixed = mix(rows[chosen[picked]], own[chosen[picked]], share)
@@ -276,7 +277,7 @@ def _checked(path: Path, content: dict) -> Kept:
 
 
 def _sample(base: Base) -> Tensor:
-    return base.rows[:: max(len(base.rows) // NUM_SAMPLED, 1)].clone()
+    return rows_of(base)[:: max(len(rows_of(base)) // NUM_SAMPLED, 1)].clone()
 
 
 def score_other(kept: Kept, data: Graph, task: NodeTask) -> Base:
@@ -331,9 +332,25 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
             predicted = replace(
                 predicted, thresholds=torch.tensor(kept.thresholds, dtype=torch.float64)
             )
-    own = (
-        base.rows if predicted.is_whole or predicted.chosen is None else base.rows[predicted.chosen]
-    )
+    own = rows_of(base)
+    if not predicted.is_whole and predicted.chosen is not None:
+        own = own[predicted.chosen]
     return replace(
         predicted, rows=mix(predicted.rows, cast(NodeTask, predicted.task).from_learned(own), share)
     )
+
+
+def moments_of(data: Graph, rows: Float[Tensor, "num_rows columns"]) -> tuple[float, float]:
+    """Return the deviation and the mean of all scores of the training rows, which are out of fold.
+
+    All columns have the same ones, since they are compared with each other.
+    """
+    known = rows[data.train_mask].double()
+    deviation = float(known.std(correction=0))
+    return (deviation if deviation > 1e-6 else 1.0), float(known.mean())
+
+
+def rows_of(base: Base) -> Float[Tensor, "num_rows columns"]:
+    """Return the scores of a simple method of labels."""
+    assert base.rows is not None
+    return base.rows

@@ -4,23 +4,25 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.relations import describe_types, listed_types, score_by_neighbours
-from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.names import MAX_LABELS, SCORES
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
 
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.gnn.setup import Setup
+    from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
+
 log = logging.getLogger(__name__)
 
 
-def report_limit(setup: Setup) -> None:
+def report_limit(setup: "Setup") -> None:
     """Log that a run has too many classes or tasks for scores of each."""
     task = setup.task
     if setup.kind.has_labels and task.out_channels > MAX_LABELS:
@@ -33,7 +35,7 @@ def report_limit(setup: Setup) -> None:
         )
 
 
-def write_best(setup: Setup, trainer: GNNTrainer, folder: Path) -> None:
+def write_best(setup: "Setup", trainer: "GNNTrainer", folder: Path) -> None:
     """Write the scores of each class or task from the predictions of the evaluation that has just ended.
 
     Of a graph with several types of nodes, write these and the scores by neighbours too.
@@ -93,7 +95,7 @@ def read_thresholds(run: SavedRun, num_tasks: int | None = None) -> Tensor | Non
     return torch.tensor(found, dtype=torch.float64)
 
 
-def write(setup: Setup, model: torch.nn.Module, rows: Tensor, epoch: int, folder: Path) -> None:
+def write(setup: "Setup", model: torch.nn.Module, rows: Tensor, epoch: int, folder: Path) -> None:
     """Write the scores of each class or task from predictions; see :func:`write_best`."""
     data, task, kind = setup.data, setup.task, setup.kind
     record: dict[str, Any] = {

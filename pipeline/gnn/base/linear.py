@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -100,7 +101,7 @@ def fit_linear(
     return out
 
 
-def _fit(model, x: np.ndarray | sp.csr_array, y: np.ndarray):
+def _fit(model: Any, x: np.ndarray | sp.csr_array, y: np.ndarray) -> Any:
     """Fit a model without its warnings of steps that were not enough, and of columns of too different sizes."""
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):  # the bits of any machine
         warnings.simplefilter("ignore")
@@ -198,7 +199,7 @@ def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
     place = scores.index(max(scores))
     for strength in STRENGTHS[max(place - 1, 0) : place + 1]:
         # The penalty weighs less with more rows.
-        keys = {"hops": of_hops, "scaling": scaling, "strength": strength}
+        keys: dict[str, Any] = {"hops": of_hops, "scaling": scaling, "strength": strength}
         yield Method(
             "linear",
             _title(inputs, of_hops, scaling, strength, is_quick=is_quick),
@@ -207,7 +208,15 @@ def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
         )
 
 
-def _scores(inputs: Inputs, rows: Tensor, hops, scaling, strengths, *, is_quick: bool) -> list:
+def _scores(
+    inputs: Inputs,
+    rows: Tensor,
+    hops: tuple[int, ...],
+    scaling: str,
+    strengths: tuple[float, ...],
+    *,
+    is_quick: bool,
+) -> list[float]:
     """Score models of some training rows by validation, one for each strength."""
     fits = (
         fit_hops(inputs, rows, hops, scaling, strength, is_quick=is_quick) for strength in strengths

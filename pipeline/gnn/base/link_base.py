@@ -4,29 +4,44 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
+from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.base.folds import halves
-from parallel_epochs.pipeline.gnn.base.linear_links import MOST_BYTES
-from parallel_epochs.pipeline.gnn.base.link_trial import Trial, add_up, try_out
 from parallel_epochs.pipeline.gnn.base.walks import (
     DEGREES,
+    MOST_BYTES,
     POPULARITY,
+    Scorer,
     Sum,
     Walk,
     find_walks,
     matrix_of,
     seconds_of_ease,
 )
-from parallel_epochs.pipeline.gnn.predict.ranking import Links, score_split, with_pairs
+from parallel_epochs.pipeline.gnn.predict.ranking import (
+    NUMBERS,
+    Direction,
+    Links,
+    find_known,
+    place_of,
+    score_split,
+    with_pairs,
+)
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
-from parallel_epochs.pipeline.metrics import link_metric
+from parallel_epochs.pipeline.metrics import (
+    hits_at,
+    link_metric,
+    values_of_pairs,
+    values_of_sources,
+)
 from parallel_epochs.pipeline.names import SPLITS, ranks_at
+from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
 
@@ -36,36 +51,153 @@ TIE = 1e-3
 SMALLEST = 1e-6
 # The matrix of EASE for more candidates is left out, since it is as large as the square of their number.
 MOST_ITEMS = 20_000
+# Validation sources whose candidates are compared, and candidates of each method for a source, twice K if that is more.
+MOST_SOURCES, NUM_BEST = 2000, 30
+# Terms of a sum that is made of one method after the other.
+MOST_TERMS = 12
 # Methods of a sum that its title names.
 NUM_NAMED = 3
 
 
 @dataclass(frozen=True)
-class LinkBase:
-    """A sum of log(1 + x / unit) of walks, each times a weight.
+class Trial:
+    """The scores of some methods for the same pairs, links of the validation and others.
 
     Attributes:
-        name: "walk" for a single one, "sum" for several.
-        title: for people.
-        weights, units: of each walk, by its name.
-        scores: the metric of validation and test.
-        seconds: what all methods together took.
+        columns: scores of each method [num_rows, num_methods], float32.
+        values: returns the metric of each source, or what each link adds to it, from a score for each row. The
+            validation metric is their mean, and they are as good as independent of each other.
     """
 
-    name: str
-    title: str
-    weights: dict[str, float]
-    units: dict[str, float]
-    scores: dict[str, float]
-    seconds: float
+    columns: Float[Tensor, "num_rows num_methods"]
+    values: Callable[[Tensor], Tensor]
 
 
-def fit_link_base(data: Data, task: LinkTask, seconds: float) -> LinkBase:
+def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
+    """Score the validation links and the pairs that they are compared with by several methods.
+
+    A metric that ranks all candidates is computed of the best ones of each method alone. In place of hits@K stands the
+    mean of that of K / 2, K and 2 K.
+    """
+    if ranks_at(task.metric):
+        return _try_sources(task.metric, links, scorers)
+    pairs, negatives = task.pairs_of("valid_pairs"), task.pairs_of("valid_negatives")
+    columns = torch.stack(
+        [scorer.of_pairs(torch.cat([pairs, negatives])) for scorer in scorers], dim=1
+    )
+    each = len(negatives) // len(pairs) if task.has_own_negatives else 0
+
+    k = hits_at(task.metric)
+    # The score of the K-th negative alone is a matter of chance, which a choice would exploit.
+    metrics = (
+        {f"hits@{min(max(part, 1), len(negatives))}" for part in (k // 2, k, 2 * k)}
+        if k
+        else {task.metric}
+    )
+
+    def values(scores: Tensor) -> Tensor:
+        others = scores[len(pairs) :]
+        found = [
+            values_of_pairs(metric, scores[: len(pairs)], others.view(-1, each) if each else others)
+            for metric in sorted(metrics)
+        ]
+        return torch.stack(found).mean(0)
+
+    return Trial(columns, values)
+
+
+def _try_sources(metric: str, links: Links, scorers: Sequence[Scorer]) -> Trial:
+    answers, known = links.answers("valid"), links.known("valid")
+    own, best = answers[:, 0].unique(), max(NUM_BEST, 2 * ranks_at(metric))
+    if len(own) > MOST_SOURCES:
+        chosen = stream("validation sources", 0).permutation(len(own))[:MOST_SOURCES]
+        own = own[torch.from_numpy(chosen)].sort().values
+    parts = []
+    for direction in links.answered:
+        mine = own[torch.isin(own, direction.sources)]
+        for block in mine.split(
+            max(1, NUMBERS // max(len(direction.candidates) * len(scorers), 1))
+        ):
+            parts.append(_compare(block, direction, answers, known, scorers, best))
+    columns, is_link, source = (torch.cat(each) for each in zip(*parts, strict=True))
+    order = source.argsort(stable=True)
+    return Trial(columns[order], values_by_source(metric, is_link[order], source[order]))
+
+
+def _compare(
+    block: Tensor,
+    direction: Direction,
+    answers: Tensor,
+    known: Tensor,
+    scorers: Sequence[Scorer],
+    best: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Score the links of some sources and the best candidates of each method."""
+    scores = torch.stack([scorer(block, direction.candidates) for scorer in scorers])
+    row, column = find_known(block, known[:, 0].contiguous(), known, direction)
+    scores[:, row, column] = -torch.inf
+    chosen, is_link = torch.zeros(2, *scores.shape[1:], dtype=torch.bool)
+    for own in scores:
+        chosen.scatter_(1, own.topk(min(best, own.size(1))).indices, True)
+    of_block = answers[torch.isin(answers[:, 0], block)]
+    is_link[
+        torch.searchsorted(block, of_block[:, 0].contiguous()), place_of(direction, of_block[:, 1])
+    ] = True
+    row, column = ((chosen | is_link) & (scores[0] > -torch.inf)).nonzero(as_tuple=True)
+    return scores[:, row, column].t(), is_link[row, column], block[row]
+
+
+def values_by_source(
+    metric: str, is_link: Bool[Tensor, " num_rows"], source: Int[Tensor, " num_rows"]
+) -> Callable[[Tensor], Tensor]:
+    """Build a function from the scores of rows to the metric of each source, which ranks its links among its rows.
+
+    Among equal scores, a rank is the mean of the best and the worst that it could be.
+
+    Args:
+        source: in ascending order.
+    """
+    links, (_, counts) = is_link.nonzero().squeeze(1), source.unique(return_counts=True)
+    first, place = counts.cumsum(0) - counts, source.unique(return_inverse=True)[1][links]
+    # Each link is compared with each row of its source.
+    link = torch.arange(len(links)).repeat_interleave(counts[place])
+    start = counts[place].cumsum(0) - counts[place]
+    row = torch.arange(len(link)) - start[link] + first[place][link]
+
+    def values(scores: Tensor) -> Tensor:
+        others, own = scores[row], scores[links][link]
+        counted = (others > own).double() + 0.5 * (others == own).double()
+        ranks = torch.zeros(len(links), dtype=torch.float64).index_add_(0, link, counted) + 0.5
+        return values_of_sources(metric, ranks, source[links])
+
+    return values
+
+
+def add_up(trial: Trial, picked: Bool[Tensor, " num_values"]) -> Float[Tensor, " num_methods"]:
+    """Add up methods, one after the other, each time the one with the best metric of some values; return the best sum.
+
+    A method may be added again, so that weights are whole numbers; a worse sum may lead to a better one
+    (Caruana et al., "Ensemble Selection from Libraries of Models", ICML 2004).
+    """
+    weights = torch.zeros(trial.columns.size(1))
+    best, chosen = -torch.inf, weights
+    for _ in range(MOST_TERMS):
+        total = trial.columns @ weights
+        found = torch.stack(
+            [trial.values(total + column)[picked].mean() for column in trial.columns.t()]
+        )
+        weights = weights.clone()
+        weights[found.argmax()] += 1
+        if float(found.max()) > best:
+            best, chosen = float(found.max()), weights
+    return chosen
+
+
+def fit_link_base(data: Data, task: LinkTask, seconds: float) -> Base:
     """Choose the best walk, or the best sum of several, by the validation metric.
 
-    The weights of a sum are whole numbers, or those of a conditional logit. A sum is chosen if it is better than each
-    walk on validation links that did not choose its weights: each half of them is scored by the sum that is chosen by
-    the other half. The walks know the training links alone.
+    A sum is chosen if it is better than each walk on validation links that did not choose its weights: each half of
+    them is scored by the sum that is chosen by the other half. The walks know the training links alone.
 
     Args:
         seconds: that all walks may take, by an estimate that does not depend on the machine.
@@ -74,73 +206,53 @@ def fit_link_base(data: Data, task: LinkTask, seconds: float) -> LinkBase:
     links = Links(data)
     walks = _affordable(links, data, seconds, of_pairs=of_pairs)
     raw = try_out(task, links, [Sum([(1.0, walk)], links.direct) for walk in walks.values()])
-    units = torch.stack(
-        [
-            column[column > 0].median() if bool((column > 0).any()) else torch.tensor(1.0)
-            for column in raw.columns.t()
-        ]
-    )
-    raw.columns.clamp_(min=0).div_(units).log1p_()
-    scale, tie = (
-        raw.columns.std(0, correction=0),
-        list(walks).index(DEGREES if of_pairs else POPULARITY),
-    )
-    differs = scale > SMALLEST
-    scale[~differs], differs[tie] = 1.0, True
-    names, tie = (
-        [name for name, is_kept in zip(walks, differs, strict=True) if is_kept],
-        int(differs[:tie].sum()),
-    )
-    raw, units, scale = (
-        Trial(raw.columns[:, differs], raw.values, raw.fit),
-        units[differs],
-        scale[differs],
-    )
-    raw.columns.div_(scale).add_(TIE * raw.columns[:, [tie]].clone())
-    alone = torch.stack([raw.values(column) for column in raw.columns.t()], dim=1)
+    columns, tie = raw.columns.clamp(min=0), DEGREES if of_pairs else POPULARITY
+    units = {
+        name: float(column[column > 0].median()) if bool((column > 0).any()) else 1.0
+        for name, column in zip(walks, columns.unbind(1), strict=True)
+    }
+    columns = (columns / torch.tensor(list(units.values()))).log1p()
+    scale = dict(zip(walks, columns.std(0, correction=0).tolist(), strict=True))
+    differs = [scale[name] > SMALLEST or name == tie for name in walks]
+    names = [name for name, is_kept in zip(walks, differs, strict=True) if is_kept]
+    scale[tie] = scale[tie] if scale[tie] > SMALLEST else 1.0
+    columns = columns[:, differs] / torch.tensor([scale[name] for name in names])
+    columns += TIE * columns[:, [names.index(tie)]].clone()
+    trial = Trial(columns, raw.values)
+    alone = torch.stack([trial.values(column) for column in columns.t()], dim=1)
     best = int(alone.mean(0).argmax())
-    rules: list[Callable[[Tensor], Tensor]] = [partial(add_up, raw)]
-    if raw.fit is not None:
-        rules.append(partial(raw.fit, raw.columns))
-    found = [
-        sum(float(raw.values(raw.columns @ rule(~half))[half].sum()) for half in halves(len(alone)))
-        / len(alone)
-        for rule in rules
+    parts = [
+        float(trial.values(columns @ add_up(trial, ~half))[half].sum())
+        for half in halves(len(alone))
     ]
-    across = max(found)
-    if across > float(alone.mean(0)[best]):
-        weights = rules[found.index(across)](torch.ones(len(alone), dtype=torch.bool))
-    else:
-        weights = torch.zeros(len(names)).index_fill_(0, torch.tensor(best), 1)
-    title, name = _title(names, weights.tolist()), "sum" if int((weights > 0).sum()) > 1 else "walk"
+    across, of_best = sum(parts) / len(alone), float(alone.mean(0)[best])
+    weights = torch.zeros(len(names)).index_fill_(0, torch.tensor(best), 1)
+    if across > of_best:
+        weights = add_up(trial, torch.ones(len(alone), dtype=torch.bool))
+    title = _title(names, weights.tolist())
     log.info(
         "task.base=auto: %s; valid %.4f on links that chose no weights, best single method %s %.4f",
         title,
         across,
         names[best],
-        float(alone.mean(0)[best]),
+        of_best,
     )
-    weights[tie] += TIE * float(weights.sum())
-    chosen = {
-        name: float(weights[place] / scale[place])
-        for place, name in enumerate(names)
-        if weights[place] > 0
+    is_sum = int((weights > 0).sum()) > 1
+    weights[names.index(tie)] += TIE * float(weights.sum())
+    fitted = {
+        "weights": {
+            name: float(weight) / scale[name]
+            for name, weight in zip(names, weights, strict=True)
+            if weight > 0
+        },
+        "units": units,
     }
-    own = LinkBase(
-        name, title, chosen, {name: float(units[names.index(name)]) for name in chosen}, {}, 0.0
-    )
+    own = Base("sum" if is_sum else "walk", title, None, {}, False, 0.0, fitted)
     scores = {split: score_simple(own, data, task, split) for split in SPLITS[1:]}
-    return LinkBase(
-        own.name,
-        title,
-        chosen,
-        own.units,
-        {"train": math.nan, **scores},
-        time.perf_counter() - began,
-    )
+    return replace(own, scores={"train": math.nan, **scores}, seconds=time.perf_counter() - began)
 
 
-def scorer_of(base: LinkBase, data: Data, task: LinkTask, *, of_test: bool) -> Sum:
+def scorer_of(base: Base, data: Data, task: LinkTask, *, of_test: bool) -> Sum:
     """Build what scores pairs of a graph by its training links.
 
     Args:
@@ -151,7 +263,7 @@ def scorer_of(base: LinkBase, data: Data, task: LinkTask, *, of_test: bool) -> S
     Raises:
         ValueError: the graph has other relations than that of the training.
     """
-    links = Links(with_pairs(data))
+    links, weights = Links(with_pairs(data)), base.fitted["weights"]
     known = [
         links.answers("train"),
         *[links.answers("valid")] * (of_test and task.test_data is not None),
@@ -161,29 +273,29 @@ def scorer_of(base: LinkBase, data: Data, task: LinkTask, *, of_test: bool) -> S
         matrix_of(torch.cat(known), links.num_nodes),
         data,
         of_pairs=not ranks_at(task.metric),
-        asked=base.weights,
+        asked=weights,
     )
-    if unknown := [name for name in base.weights if name not in found]:
+    if unknown := [name for name in weights if name not in found]:
         raise ValueError(
-            f"the simple method of the run reads {unknown[0]}, which these data do not have. Train with "
-            "task.base=none"
+            f"the simple method of the run reads {unknown[0]}, which these data or this version do not "
+            "have. Train with task.base=none, or use the version that summary.json names"
         )
     num_items = _count_items(links)
-    if num_items > MOST_ITEMS and any(name.startswith("EASE") for name in base.weights):
+    if num_items > MOST_ITEMS and any(name.startswith("EASE") for name in weights):
         raise ValueError(
             f"the simple method of the run is EASE, which inverts a matrix of all targets, and these data "
             f"have {num_items:,}; {MOST_ITEMS:,} are the most. Train with task.base=none"
         )
     return Sum(
         [
-            (weight, found[name]().in_logarithms(base.units[name]))
-            for name, weight in base.weights.items()
+            (weight, found[name]().in_logarithms(base.fitted["units"][name]))
+            for name, weight in weights.items()
         ],
         links.direct,
     )
 
 
-def score_simple(base: LinkBase, data: Data, task: LinkTask, split: str) -> float:
+def score_simple(base: Base, data: Data, task: LinkTask, split: str) -> float:
     """Compute the metric of a simple method on validation or test, NaN without pairs."""
     if not task.is_defined(split):
         return math.nan

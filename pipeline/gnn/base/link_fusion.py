@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.gnn.base import label_scores
+from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.base.fusion import (
     FILE,
     SHARES,
@@ -23,14 +24,15 @@ from parallel_epochs.pipeline.gnn.base.fusion import (
     mix,
     summarise,
 )
-from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, scorer_of
-from parallel_epochs.pipeline.gnn.base.link_trial import Trial, try_out
+from parallel_epochs.pipeline.gnn.base.link_base import Trial, scorer_of, try_out
 from parallel_epochs.pipeline.gnn.base.walks import Scorer
 from parallel_epochs.pipeline.gnn.predict.ranking import BlockScorer, Links
-from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import checkpoint
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.gnn.setup import Setup
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class Mixture:
 
     def __init__(
         self,
-        base: LinkBase,
+        base: Base,
         share: float,
         scales: list[float],
         logit: list[float],
@@ -91,9 +93,9 @@ class Mixture:
         return mixed * self._logit[0] + self._logit[1]
 
 
-def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[str, Any], Tensor]:
+def finish(setup: "Setup", rows: Tensor, epoch: int, folder: Path) -> dict[str, Any]:
     """Choose what a run on links answers with, when its network is trained; see :func:`pipeline.gnn.base.fusion.finish`."""
-    task, base, model = cast(LinkTask, setup.task), cast(LinkBase, setup.base), setup.model
+    task, base, model = cast(LinkTask, setup.task), cast(Base, setup.base), setup.model
     alone, links = task.scores(model, rows), Links(setup.data)
     scorers: list[Scorer] = [
         Network(task.score_by(model, rows), partial(task.decode, model, rows)),
@@ -102,12 +104,7 @@ def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[s
     trial = try_out(task, links, scorers)
     scales = [max(float(column.std(correction=0)), 1e-6) for column in trial.columns.t()]
     share, gain, error = choose(Trial(trial.columns / torch.tensor(scales), trial.values))
-    fitted: dict[str, Any] = {
-        "weights": base.weights,
-        "units": base.units,
-        "scales": scales,
-        "logit": [1.0, 0.0],
-    }
+    fitted: dict[str, Any] = {**base.fitted, "scales": scales, "logit": [1.0, 0.0]}
     kept = Kept(base.name, base.title, share, [1.0, 0.0], False, fitted)
     answer_with(task, kept, setup.data)
     fitted["logit"] = _fit_logit(task, model, rows)
@@ -116,7 +113,7 @@ def finish(setup: Setup, rows: Tensor, epoch: int, folder: Path) -> tuple[dict[s
     answer = Answer(share, gain, error, alone, task.scores(model, rows))
     label_scores.write(setup, model, rows, epoch, folder)
     log.info("answer: %s", answer)
-    return summarise(answer, base, {split: base.scores[split] for split in SPLITS[1:]}), rows
+    return summarise(answer, base, {split: base.scores[split] for split in SPLITS[1:]})
 
 
 def answer_with(task: LinkTask, kept: Kept, data: Data) -> None:
@@ -126,11 +123,9 @@ def answer_with(task: LinkTask, kept: Kept, data: Data) -> None:
     )
 
 
-def base_of(kept: Kept) -> LinkBase:
+def base_of(kept: Kept) -> Base:
     """Return the simple method that a run keeps."""
-    return LinkBase(
-        kept.name, kept.title, dict(kept.fitted["weights"]), dict(kept.fitted["units"]), {}, 0.0
-    )
+    return Base(kept.name, kept.title, None, {}, False, 0.0, kept.fitted)
 
 
 def choose(trial: Trial) -> tuple[float, float, float]:

@@ -1,6 +1,7 @@
 """Scores of pairs of nodes by the paths of links between them: they need no training."""
 
 import copy
+import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -11,16 +12,11 @@ import numpy as np
 import scipy.sparse
 import torch
 from jaxtyping import Float, Int
+from scipy.linalg import lapack
 from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.links import link_relation_of
-from parallel_epochs.pipeline.gnn.base.linear_links import (
-    columns_of,
-    ease_weights,
-    fit_columns,
-    join_columns,
-)
 from parallel_epochs.pipeline.gnn.predict.ranking import Direction, Links
 
 log = logging.getLogger(__name__)
@@ -33,6 +29,11 @@ BLOCK = 1 << 11
 PENALTIES = (300.0, 30.0, 100.0, 1000.0)
 # Multiplications and additions a second that one core is taken to make in the inverse of a matrix, and of sparse ones.
 FLOPS, SPARSE_FLOPS = 2e10, 1e8
+# Factor of the columns of targets in EASE, and numbers that columns may have.
+OF_TARGETS, MOST_NUMBERS = 3.0, 1 << 25
+# Bytes of the matrices of EASE that are kept, so that a run inverts each one once.
+MOST_BYTES = 1 << 31
+_kept: dict[str, np.ndarray] = {}
 # Links of a path along several relations, and number of such paths, at most.
 LONGEST, MOST_PATHS = 3, 40
 # The part of the known links that is the latest.
@@ -224,20 +225,9 @@ def find_walks(
     if of_pairs and links.is_two_way:
         return found
     direction = replace(direction, candidates=candidates)
-    if data is not None:
-        own, of_targets = columns_of(data, direction)
-        if own.shape[1]:
-            found["columns of the source"] = partial(
-                by_columns, matrix, direction, own, of_targets[:, :0]
-            )
-        if of_targets.shape[1]:
-            found["columns of the source and its targets"] = partial(
-                by_columns, matrix, direction, own, of_targets
-            )
-        if own.shape[1] + of_targets.shape[1]:
-            found["EASE with columns"] = partial(
-                ease, matrix, direction, PENALTIES[0], (own, of_targets)
-            )
+    columns = None if data is None else columns_of(data, direction)
+    if columns is not None and columns[0].shape[1] + columns[1].shape[1]:
+        found["EASE with columns"] = partial(ease, matrix, direction, PENALTIES[0], columns)
     for penalty in PENALTIES:
         found[f"EASE (penalty {penalty:g})"] = partial(ease, matrix, direction, penalty)
     return found
@@ -339,7 +329,7 @@ def ease(
     penalty: float,
     columns: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Walk:
-    """Score candidates by the other targets of a source, see :func:`pipeline.gnn.base.linear_links.ease_weights`.
+    """Score candidates by the other targets of a source, see :func:`ease_weights`.
 
     Args:
         columns: of sources and of candidates. A column of the sources is one more target, and a column of the
@@ -348,17 +338,75 @@ def ease(
     own = links[:, direction.candidates.numpy()]
     if columns is None:
         return Walk(own, ease_weights(own, penalty), columns=direction.candidates)
-    own, more = join_columns(own, direction, *columns)
-    return Walk(
-        own,
-        ease_weights(scipy.sparse.vstack([own, more]), penalty)[:, : len(direction.candidates)],
-        columns=direction.candidates,
-    )
+    of_sources, of_targets = (scipy.sparse.coo_array(each.astype(np.float32)) for each in columns)
+    place = direction.sources.numpy()[of_sources.coords[0]], of_sources.coords[1]
+    spread = scipy.sparse.coo_array((of_sources.data, place), (links.shape[0], of_sources.shape[1]))
+    own = scipy.sparse.hstack([own, spread]).tocsr()
+    more = OF_TARGETS * of_targets.T
+    more.resize(more.shape[0], own.shape[1])
+    weights = ease_weights(scipy.sparse.vstack([own, more]), penalty)
+    return Walk(own, weights[:, : len(direction.candidates)], columns=direction.candidates)
 
 
-def by_columns(links: scipy.sparse.csr_array, direction: Direction, *columns: np.ndarray) -> Walk:
-    """Score candidates by columns, see :func:`pipeline.gnn.base.linear_links.fit_columns`."""
-    return Walk(*fit_columns(links, direction, *columns), columns=direction.candidates)
+def ease_weights(
+    links: scipy.sparse.csr_array, penalty: float
+) -> Float[np.ndarray, "num_targets num_targets"]:
+    """Fit "Embarrassingly Shallow Autoencoders" (https://arxiv.org/abs/1905.03375): each column of a matrix is
+    predicted from the others, by ridge regression with a closed form.
+
+    Args:
+        links: a row for each source, a column for each target.
+    """
+    links = links.tocsr()
+    links.sort_indices()
+    digest = hashlib.sha256(f"{links.shape} {penalty}".encode())
+    for array in (links.indptr, links.indices, links.data):
+        digest.update(array.tobytes())
+    name = digest.hexdigest()
+    weights = _kept.pop(name, None)
+    if weights is None:
+        weights = _invert(links.astype(np.float64), penalty)
+    _kept[name] = weights  # the last one that is thrown away
+    while len(_kept) > 1 and sum(matrix.nbytes for matrix in _kept.values()) > MOST_BYTES:
+        del _kept[next(iter(_kept))]
+    return weights
+
+
+def _invert(links: scipy.sparse.csr_array, penalty: float) -> np.ndarray:
+    matrix = (links.T @ links).toarray(order="F")
+    matrix[np.diag_indices_from(matrix)] += penalty
+    # In place, the lower triangle alone: a third of the time of a general inverse, and half of its memory.
+    factor, failed = lapack.dpotrf(matrix, lower=1, overwrite_a=1, clean=0)
+    inverse, fails = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    if failed or fails:
+        raise np.linalg.LinAlgError(
+            f"the matrix of EASE with penalty {penalty:g} cannot be inverted"
+        )
+    weights, diagonal = inverse.astype(np.float32), np.diag(inverse).astype(np.float32)
+    del matrix, factor, inverse
+    for row in range(len(weights)):
+        weights[row, row + 1 :] = weights[row + 1 :, row]
+        weights[row, row] = 0
+    weights /= -diagonal
+    return weights
+
+
+def columns_of(data: Data, direction: Direction) -> tuple[np.ndarray, np.ndarray]:
+    """Return the columns of the sources and those of the candidates, float32; none of them where nodes have none, or
+    where there are too many numbers.
+    """
+    found = []
+    for nodes in (direction.sources, direction.candidates):
+        types, width = data.types, 0
+        if types.homogeneous:
+            width = data.x.size(1) - data.num_categories if data.get("x_source") == "data" else 0
+        elif len(nodes):
+            name = next(name for name in types.names if int(nodes[0]) in types.nodes_of(name))
+            width = 0 if name in types.averaged else types.widths[types.names.index(name)]
+        found.append(data.x[nodes, :width].float().numpy())
+    if len(direction.sources) * sum(columns.shape[1] for columns in found) > MOST_NUMBERS:
+        return found[0][:, :0], found[1][:, :0]
+    return found[0], found[1]
 
 
 def _along_relations(

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -88,6 +89,7 @@ class Kind(ABC):
         is_one_graph: whether the data are one graph, which may be cut, and not many small ones.
         has_labels: whether labels are learned.
         takes_pairs: whether pairs of nodes are predicted.
+        has_base: whether a run can begin at a simple method.
         reads_base: whether scores of a simple method can be inputs.
         instead_of_pairs: what to do where pairs of nodes are asked for, and none are predicted.
     """
@@ -96,6 +98,7 @@ class Kind(ABC):
     is_one_graph: ClassVar[bool] = True
     has_labels: ClassVar[bool] = True
     takes_pairs: ClassVar[bool] = False
+    has_base: ClassVar[bool] = False
     reads_base: ClassVar[bool] = False
     instead_of_pairs: ClassVar[str] = "Leave it out"
 
@@ -178,6 +181,42 @@ class Kind(ABC):
     def models(self, data: Data) -> dict[str, dict]:
         """Return the options of the models that model=auto compares on some data, by the names of the settings."""
         return MODELS if data.types.homogeneous else TYPED
+
+    def fit_base(self, data: Data, task: Any, name: str, seconds: float) -> Any:
+        """Fit the simple method that a run begins at, a :class:`pipeline.gnn.base.fit.Base`.
+
+        Args:
+            name: value of ``task.base``.
+            seconds: what all methods may take, by an estimate.
+
+        Raises:
+            ValueError: the data or the task do not fit.
+        """
+        raise NotImplementedError
+
+    def other_base(self, kept: Any, data: Data) -> Any:
+        """Return the simple method of a run for other data than those of the training.
+
+        Args:
+            kept: of it, a :class:`pipeline.gnn.base.fusion.Kept`.
+
+        Raises:
+            ValueError: it cannot score them.
+        """
+        raise NotImplementedError
+
+    def choose_answer(self, setup: Any, rows: Tensor, epoch: int, folder: Path) -> dict[str, Any]:
+        """Choose what a run with a simple method answers with, and keep it; returns what this adds to the summary.
+
+        Args:
+            rows: that the trained network predicts.
+            epoch: of the network.
+        """
+        raise NotImplementedError
+
+    def answer(self, predicted: Predicted, setup: Any, kept: Any) -> Predicted:
+        """Mix the predictions of a network with those of the simple method; those of links when they are asked."""
+        raise NotImplementedError
 
     def undirected(self, data: Data) -> EdgeIndex:
         """Return the edges by which a graph is cut into clusters."""

@@ -1,17 +1,14 @@
 """The labels of whole graphs."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import name_graphs
-from parallel_epochs.pipeline.gnn.base.fit import of_labels
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
-from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 
 class GraphKind(LabelKind):
@@ -40,9 +37,6 @@ class GraphKind(LabelKind):
             "gatv2": {**pyg, "conv": "GATv2Conv", "kwargs": {"heads": 4}},
             "deepergcn": {"name": "deepergcn", "norm": "batch"},
         }
-
-    def baselines(self, data: Data, task: GraphTask) -> Iterator[Baseline]:
-        return of_labels(data, task)
 
     def num_rows(self, data: Data) -> int:
         return len(data.ptr) - 1

@@ -3,6 +3,8 @@
 import logging
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.learned import Learned, with_labels
 from parallel_epochs.pipeline.data.node_names import unpack_names
+from parallel_epochs.pipeline.gnn.base import fit, fusion
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted, numbers_of
 from parallel_epochs.pipeline.gnn.predict.ids import ID
@@ -29,6 +32,7 @@ from parallel_epochs.pipeline.metrics import (
     score_decisions,
 )
 from parallel_epochs.pipeline.names import MASKS, MAX_LABELS, SPLITS
+from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.tables import Columns
 
 log = logging.getLogger(__name__)
@@ -41,6 +45,7 @@ class LabelKind(Kind):
         learns: class of the task.
     """
 
+    has_base = True
     learns: ClassVar[type[NodeTask]]
 
     def check(self) -> None:
@@ -159,6 +164,21 @@ class LabelKind(Kind):
             predicted.rows.size(1) + width,
             columns,
         )
+
+    def baselines(self, data: Data, task: NodeTask) -> Iterator[Baseline]:
+        return fit.of_labels(data, task)
+
+    def fit_base(self, data: Data, task: NodeTask, name: str, seconds: float) -> fit.Base:
+        return fit.fit_base(data, task, name, seconds=seconds)
+
+    def other_base(self, kept: fusion.Kept, data: Data) -> fit.Base:
+        return fusion.score_other(kept, data, self.task(data))
+
+    def choose_answer(self, setup: Any, rows: Tensor, epoch: int, folder: Path) -> dict[str, Any]:
+        return fusion.finish(setup, rows, epoch, folder)
+
+    def answer(self, predicted: Predicted, setup: Any, kept: fusion.Kept) -> Predicted:
+        return fusion.mix_in(predicted, setup.base, kept)
 
     def accept(self, data: Data, learned: Learned) -> Data:
         return with_labels(learned, data, self.config.data.origin(), self.num_rows(data))

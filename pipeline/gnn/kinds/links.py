@@ -23,6 +23,10 @@ from parallel_epochs.pipeline.data.links import (
     sides_of,
 )
 from parallel_epochs.pipeline.data.node_names import suggest_name
+from parallel_epochs.pipeline.gnn.base import link_fusion
+from parallel_epochs.pipeline.gnn.base.fit import Base
+from parallel_epochs.pipeline.gnn.base.fusion import Kept
+from parallel_epochs.pipeline.gnn.base.link_base import fit_link_base
 from parallel_epochs.pipeline.gnn.base.links import of_links
 from parallel_epochs.pipeline.gnn.base.rankings import of_rankings
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
@@ -48,7 +52,7 @@ from parallel_epochs.pipeline.run.tables import Columns
 class LinkKind(Kind):
     """Predicts links between pairs of nodes, decoded from the embeddings of both."""
 
-    unit, has_labels, takes_pairs = "pairs", False, True
+    unit, has_labels, takes_pairs, has_base = "pairs", False, True, True
 
     def check(self) -> None:
         if self.config.task.metric is not None:
@@ -227,6 +231,19 @@ class LinkKind(Kind):
         pairs = _pairs_of(predicted)
         num_links = len(predicted.graph.test_pairs) if predicted.chosen is None else None
         return table_of(ids, pairs, _decode(predicted, pairs), num_links)
+
+    def fit_base(self, data: Data, task: LinkTask, name: str, seconds: float) -> Base:
+        return fit_link_base(data, task, seconds)
+
+    def other_base(self, kept: Kept, data: Data) -> Base:
+        return link_fusion.base_of(kept)
+
+    def choose_answer(self, setup: Any, rows: Tensor, epoch: int, folder: Path) -> dict[str, Any]:
+        return link_fusion.finish(setup, rows, epoch, folder)
+
+    def answer(self, predicted: Predicted, setup: Any, kept: Kept) -> Predicted:
+        link_fusion.answer_with(setup.task, kept, setup.data)
+        return predicted
 
     def accept(self, data: Data, learned: Learned) -> Data:
         data.update({key: torch.empty(0, 2, dtype=torch.int64) for key in PAIRS})

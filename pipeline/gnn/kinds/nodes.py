@@ -1,6 +1,5 @@
 """The labels of nodes."""
 
-from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
@@ -10,7 +9,6 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.base_config import refuse_without_labels
 from parallel_epochs.pipeline.data.join_types import refuse_unread
-from parallel_epochs.pipeline.gnn.base.fit import of_labels
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
@@ -18,7 +16,6 @@ from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind
 from parallel_epochs.pipeline.gnn.predict import ids
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.names import TEXT_SCORES
-from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.tables import Columns
 
 
@@ -37,9 +34,6 @@ class NodeKind(LabelKind):
                 f"task.text_scores={weight:g} needs scores of texts among the features, and {origin} has "
                 "none. Leave it out"
             )
-
-    def baselines(self, data: Data, task: NodeTask) -> Iterator[Baseline]:
-        return of_labels(data, task)
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         found, own = super().tensors(predicted), self._labelled(predicted.graph)

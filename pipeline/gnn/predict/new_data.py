@@ -25,13 +25,12 @@ from parallel_epochs.pipeline.data.learned import (
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.gnn import build
-from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores, link_fusion
+from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predict.ids import ids_of
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import LINK_METRICS, METRICS
 from parallel_epochs.pipeline.run import checkpoint, files, words
 from parallel_epochs.pipeline.run.errors import DamagedFile
@@ -261,10 +260,8 @@ def complete(
     data, base = kind.accept(data, learned), cast(Any, None)
     if known_labels == OLD:
         _hide_new(data, run, state)
-    if (kept := fusion.read_kept(run)) is not None and kind.takes_pairs:
-        base = link_fusion.base_of(kept)
-    elif kept is not None:
-        base = fusion.score_other(kept, data, cast(NodeTask, kind.task(data)))
+    if (kept := fusion.read_kept(run)) is not None:
+        base = kind.other_base(kept, data)
     shown = bases.show(config, data, base, None if kept is None else kept.moments)
     setup = Setup(
         _for_prediction(kind, shown),

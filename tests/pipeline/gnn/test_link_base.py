@@ -8,12 +8,13 @@ import torch
 import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
-from parallel_epochs.pipeline.gnn.base import linear_links, link_base, link_fusion, walks
-from parallel_epochs.pipeline.gnn.base.link_base import LinkBase, fit_link_base, scorer_of
-from parallel_epochs.pipeline.gnn.base.link_trial import (
+from parallel_epochs.pipeline.gnn.base import link_base, link_fusion, walks
+from parallel_epochs.pipeline.gnn.base.fit import Base
+from parallel_epochs.pipeline.gnn.base.link_base import (
     Trial,
     add_up,
-    fit_logit,
+    fit_link_base,
+    scorer_of,
     try_out,
     values_by_source,
 )
@@ -45,6 +46,12 @@ def people(num_nodes: int = 60, num_edges: int = 300):
 
 def task_of(data, metric: str, **options) -> LinkTask:
     return LinkTask(data, hidden_channels=4, metric=metric, **options)
+
+
+def base_of(name: str) -> Base:
+    """Return a single walk as the simple method."""
+    fitted = {"weights": {name: 1.0}, "units": {name: 1.0}}
+    return Base("walk", name, None, {}, False, 0.0, fitted)
 
 
 def write_shop(folder, *, num_users: int = 40, num_items: int = 25, cold: int = 3):
@@ -152,14 +159,7 @@ def test_a_link_that_is_hidden_does_not_show_in_any_score(metric, kind, tmp_path
 def test_validation_is_scored_by_training_links_alone_and_test_by_those_that_it_may_know(metric):
     data = people()
     data.edge_attr = None
-    base = LinkBase(
-        "walk",
-        "two hops",
-        {"resource allocation over two hops": 1.0},
-        {"resource allocation over two hops": 1.0},
-        {},
-        0.0,
-    )
+    base = base_of("resource allocation over two hops")
     for valid_edges in (False, True):
         task = task_of(data, metric, valid_edges=valid_edges)
         for of_test in (False, True):
@@ -274,10 +274,14 @@ def test_the_chosen_method_is_not_below_popularity(metric, tmp_path):
     setup = restore.open_graph(config).parts[0]
     base, task, data = setup.base, setup.task, setup.data
     plain = walks.DEGREES if metric in ("rocauc", "hits@10") else walks.POPULARITY
-    popular = LinkBase("walk", plain, {plain: 1.0}, {plain: 1.0}, {}, 0.0)
+    popular = base_of(plain)
     assert base.scores["valid"] > link_base.score_simple(popular, data, task, "valid")
     assert base.scores["test"] == pytest.approx(link_base.score_simple(base, data, task, "test"))
-    assert fit_link_base(data, task, 60.0).weights == base.weights or base.seconds < 60
+    again = fit_link_base(data, task, setup.config.task.base_seconds)
+    assert (
+        again.fitted["weights"] == base.fitted["weights"]
+        and again.scores["valid"] == base.scores["valid"]
+    )
 
 
 def test_a_method_that_scores_all_pairs_alike_is_no_part_of_the_answer(tmp_path, monkeypatch):
@@ -295,14 +299,14 @@ def test_a_method_that_scores_all_pairs_alike_is_no_part_of_the_answer(tmp_path,
     monkeypatch.setattr(link_base, "find_walks", with_nothing)
     config = cli.compose_config([*write_shop(tmp_path), "task.metric=recall@5"])
     base = restore.open_graph(config).parts[0].base
-    assert "nothing" not in base.weights and max(base.weights.values()) < 1e4
+    assert "nothing" not in base.fitted["weights"] and max(base.fitted["weights"].values()) < 1e4
 
 
 def test_a_method_that_takes_too_long_is_left_out(caplog):
     caplog.set_level("INFO")
     data = people()
     base = fit_link_base(data, task_of(data, "recall@5"), 1e-9)
-    assert set(base.weights) == {walks.POPULARITY} and base.name == "walk"
+    assert set(base.fitted["weights"]) == {walks.POPULARITY} and base.name == "walk"
     assert any(
         "left out, since they would take more than task.base_seconds" in text
         for text in caplog.messages
@@ -430,11 +434,6 @@ def test_a_run_may_have_no_links_for_validation_or_test(metric, valid_fraction, 
     assert np.isnan(summary.get("base", {"test": np.nan})["test"])
 
 
-def test_a_run_without_a_simple_method_answers_as_before(tmp_path):
-    summary = train(cli.compose_config([*plain_shop(tmp_path), "task.base=none"]), tmp_path / "run")
-    assert "base" not in summary and not (tmp_path / "run" / "base.pt").exists()
-
-
 def test_items_are_recommended_from_a_table_and_from_python(tmp_path):
     """The experiment recommends as `predict top=K` does, to a few users and of a few items too."""
     write_shop(tmp_path)
@@ -507,7 +506,7 @@ def test_ease_inverts_no_matrix_of_many_targets_of_other_data(monkeypatch):
     data, name = people(), "EASE (penalty 300)"
     task, base = (
         task_of(data, "recall@5"),
-        LinkBase("walk", name, {name: 1.0}, {name: 1.0}, {}, 0.0),
+        base_of(name),
     )
     scorer_of(base, data, task, of_test=True)
     monkeypatch.setattr(link_base, "MOST_ITEMS", 59)
@@ -541,9 +540,7 @@ def test_ease_predicts_each_target_from_the_others_by_ridge_regression(has_colum
     asked, penalty = rows, 5.0
     if has_columns:
         asked = np.hstack([rows, of_sources])
-        rows = np.vstack(
-            [asked, np.hstack([linear_links.OF_TARGETS * of_targets.T, np.zeros((3, 3))])]
-        )
+        rows = np.vstack([asked, np.hstack([walks.OF_TARGETS * of_targets.T, np.zeros((3, 3))])])
     expected = np.zeros((30, 12))
     for target in range(12):
         others = [column for column in range(rows.shape[1]) if column != target]
@@ -554,37 +551,17 @@ def test_ease_predicts_each_target_from_the_others_by_ridge_regression(has_colum
     np.testing.assert_allclose(walk(direction.sources, direction.candidates), expected, atol=1e-5)
 
 
-def test_a_link_does_not_explain_itself_in_a_map_of_columns():
-    """The score of a pair is that of ridge regression, under the condition that the pair's own link has no part in it."""
-    links, direction, rows, of_sources, of_targets = links_with_columns()
-    scores = walks.by_columns(links, direction, of_sources, of_targets)(
-        direction.sources, direction.candidates
-    )
-    summed = rows @ of_targets / np.sqrt(np.maximum(rows.sum(1, keepdims=True), 1))
-    x = np.hstack([np.ones((30, 1)), of_sources, summed]).astype(np.float64)
-    for target in range(12):
-        own = np.concatenate([np.zeros(4), of_targets[target]])
-        free = np.linalg.svd(own[None])[2][
-            1:
-        ].T  # all weights that are orthogonal to the target's own columns
-        z = x @ free
-        inner = np.linalg.solve(
-            z.T @ z + linear_links.COLUMN_PENALTY * 30 * np.eye(6), z.T @ rows[:, target]
-        )
-        np.testing.assert_allclose(scores[:, target], z @ inner, atol=1e-5)
-
-
 def test_a_matrix_is_inverted_once_and_not_many_are_kept(monkeypatch):
     links, direction, *_ = links_with_columns()
-    made, invert = [], linear_links._invert
-    monkeypatch.setattr(linear_links, "_kept", {})
+    made, invert = [], walks._invert
+    monkeypatch.setattr(walks, "_kept", {})
     monkeypatch.setattr(
-        linear_links, "_invert", lambda own, penalty: made.append(penalty) or invert(own, penalty)
+        walks, "_invert", lambda own, penalty: made.append(penalty) or invert(own, penalty)
     )
-    monkeypatch.setattr(linear_links, "MOST_BYTES", 2 * 12 * 12 * 4)
+    monkeypatch.setattr(walks, "MOST_BYTES", 2 * 12 * 12 * 4)
     for penalty in (1.0, 2.0, 1.0, 1.0, 3.0, 1.0, 2.0):
         walks.ease(links, direction, penalty)
-    assert made == [1, 2, 3, 2] and len(linear_links._kept) == 2
+    assert made == [1, 2, 3, 2] and len(walks._kept) == 2
     links.data[0] = 2
     walks.ease(links, direction, 2.0)
     assert made[4:] == [2]
@@ -601,26 +578,13 @@ def test_a_source_without_links_is_answered_by_its_columns(tmp_path):
         .replace("  city: {path: cities.csv, id: id}\n", "")
     )
     setup = restore.open_graph(cli.compose_config([*config, "task.metric=recall@5"])).parts[0]
-    assert any("columns" in name for name in setup.base.weights)
-    score = scorer_of(setup.base, setup.data, setup.task, of_test=True)
+    links, data = Links(setup.data), setup.data
+    matrix = walks.matrix_of(links.answers("train"), data.num_nodes)
+    assert "EASE with columns" in walks.find_walks(links, matrix, data)
+    (direction,) = links.answered
+    score = walks.ease(matrix, direction, 3.0, walks.columns_of(data, direction))
     best = score(torch.arange(37, 40), 40 + torch.arange(25)).topk(4).indices
     assert (best % 3 == torch.arange(37, 40)[:, None] % 3).float().mean() > 0.9
-
-
-def test_a_conditional_logit_reads_what_is_picked_and_leaves_out_useless_methods():
-    rng = torch.Generator().manual_seed(0)
-    place = torch.arange(400).repeat_interleave(10)
-    columns = torch.randn(4000, 3, generator=rng).abs()
-    score = columns @ torch.tensor([2.0, 0.5, -1.0])
-    noisy = (score - (-torch.rand(4000, generator=rng).log()).log()).view(400, 10)
-    is_link = torch.zeros(400, 10).scatter_(1, noisy.argmax(1, keepdim=True), 1).bool().flatten()
-    picked, best = torch.arange(400) < 300, torch.ones(4000, dtype=torch.bool)
-    weights = fit_logit(columns, picked, is_link=is_link, is_best=best, place=place)
-    assert weights[0] == pytest.approx(2, abs=0.4) and weights[1] == pytest.approx(0.5, abs=0.3)
-    assert weights[2] == 0
-    changed = columns.clone()
-    changed[3000:] = 7
-    assert fit_logit(changed, picked, is_link=is_link, is_best=best, place=place).equal(weights)
 
 
 def test_the_choice_for_hits_at_k_does_not_hang_on_one_negative():
@@ -723,7 +687,7 @@ def test_a_run_reads_the_latest_links_where_tastes_change_and_all_of_other_data_
 ):
     config = cli.compose_config(changing_shop(tmp_path))
     setup = restore.open_graph(config).parts[0]
-    assert any(name.endswith(" lately") for name in setup.base.weights)
+    assert any(name.endswith(" lately") for name in setup.base.fitted["weights"])
     data = setup.data.clone()
     del data.pair_times
     scorer_of(setup.base, data, setup.task, of_test=True)
