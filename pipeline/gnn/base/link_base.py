@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,7 @@ from parallel_epochs.pipeline.gnn.base.walks import (
     matrix_of,
     seconds_of_ease,
 )
+from parallel_epochs.pipeline.gnn.predict.pair_scores import PAIR_SCORES
 from parallel_epochs.pipeline.gnn.predict.ranking import (
     NUMBERS,
     Direction,
@@ -40,7 +41,8 @@ from parallel_epochs.pipeline.metrics import (
     values_of_pairs,
     values_of_sources,
 )
-from parallel_epochs.pipeline.names import SPLITS, ranks_at
+from parallel_epochs.pipeline.names import PAIRS, SPLITS, ranks_at
+from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
@@ -360,3 +362,45 @@ def _title(names: Sequence[str], weights: Sequence[float]) -> str:
         return found[0][1]
     shown = ", ".join(f"{weight:g} x {name}" for weight, name in found[:NUM_NAMED])
     return f"a sum of {len(found)} methods ({shown}{', ...' * (len(found) > NUM_NAMED)})"
+
+
+def of_links(data: Data, task: LinkTask) -> Iterator[Baseline]:
+    """Score pairs by their common neighbours and by spectral vectors."""
+    alike = []
+    for name, scorer in PAIR_SCORES.items():
+        began = time.perf_counter()
+        score = scorer(data)
+        found = {key: score(task.pairs_of(key)) for key in PAIRS}
+        scores = task.rank_pairs(found.__getitem__)
+        if not any(bool(rows.any()) for rows in found.values()):
+            alike.append(name)
+        yield Baseline(name, scores, time.perf_counter() - began)
+    if alike:
+        log.info(
+            "baselines: %s: 0 for every pair, as the ends of no pair have a common neighbour. So it is in a "
+            "bipartite graph, whose links join its two sides",
+            ", ".join(alike),
+        )
+
+
+def of_rankings(
+    links: Links, metric: str, data: Data | None = None, seconds: float = SECONDS
+) -> Iterator[Baseline]:
+    """Rank by each simple method, and score it; the methods know the training links alone.
+
+    Args:
+        data: the graph, for methods that read more than the links.
+        seconds: that a method may take, by an estimate that does not depend on the machine.
+    """
+    matrix, left = matrix_of(links.answers("train"), links.num_nodes), seconds
+    num_sources = sum(len(links.answers(split)[:, 0].unique()) for split in SPLITS[1:])
+    for name, build in find_walks(links, matrix, data).items():
+        if name.startswith("EASE") and (left := left - seconds_of_ease(links)) < 0:
+            continue
+        began = time.perf_counter()
+        if (score := build()).seconds(num_sources) > seconds and not name.startswith(
+            ("popularity", "item", "res")
+        ):
+            continue
+        scores = {split: score_split(links, score, metric, split) for split in SPLITS}
+        yield Baseline(name, scores, time.perf_counter() - began)

@@ -26,9 +26,7 @@ from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.gnn.base import link_fusion
 from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.base.fusion import Kept
-from parallel_epochs.pipeline.gnn.base.link_base import fit_link_base
-from parallel_epochs.pipeline.gnn.base.links import of_links
-from parallel_epochs.pipeline.gnn.base.rankings import of_rankings
+from parallel_epochs.pipeline.gnn.base.link_base import fit_link_base, of_links, of_rankings
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted

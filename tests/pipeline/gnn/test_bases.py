@@ -11,7 +11,7 @@ import torch
 import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.gnn.base import bases, candidates, fusion
+from parallel_epochs.pipeline.gnn.base import bases, candidates, fit as base_fit, fusion
 from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.predict import new_data
@@ -568,10 +568,10 @@ def test_the_method_of_typed_tables_reads_which_cells_are_empty(
     data, asked, fit = (
         ["data=tables", f"data.schema={tmp_path / 'schema.yaml'}", "model=rgcn"],
         [],
-        bases.fit_base,
+        base_fit.fit_base,
     )
     monkeypatch.setattr(
-        bases,
+        base_fit,
         "fit_base",
         lambda data, *args, **options: asked.append(data.marks) or fit(data, *args, **options),
     )

@@ -12,7 +12,7 @@ from parallel_epochs.models.networks.link_predictor import PREDICTORS, LinkModel
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.gnn.base import rankings, walks
+from parallel_epochs.pipeline.gnn.base import link_base, walks
 from parallel_epochs.pipeline.gnn.predict import ranking
 from parallel_epochs.pipeline.gnn.predict.ranking import (
     Direction,
@@ -177,7 +177,7 @@ def test_both_sides_of_a_bipartite_graph_are_ranked_where_the_sources_are_not_kn
             == sum(score > table[source, target] for score in own)
             + (sum(score == table[source, target] for score in own) + 1) / 2
         )
-    for method in rankings.of_rankings(links, "mrr@5"):
+    for method in link_base.of_rankings(links, "mrr@5"):
         assert 0 < method.scores["valid"] <= 1, method.name
 
 
@@ -240,7 +240,7 @@ def test_paths_of_two_links_are_taken_both_ways_round():
 
 def test_each_method_is_scored_by_the_metric_and_left_out_where_it_takes_too_long():
     links = Links(shop())
-    named = [baseline.name for baseline in rankings.of_rankings(links, "recall@3")]
+    named = [baseline.name for baseline in link_base.of_rankings(links, "recall@3")]
     assert named == [
         "popularity",
         "item cosine",
@@ -250,8 +250,8 @@ def test_each_method_is_scored_by_the_metric_and_left_out_where_it_takes_too_lon
         "EASE (penalty 100)",
         "EASE (penalty 1000)",
     ]
-    first = next(iter(rankings.of_rankings(links, "recall@3", seconds=1e-9)))
-    assert len([*rankings.of_rankings(links, "recall@3", seconds=1e-9)]) == 3
+    first = next(iter(link_base.of_rankings(links, "recall@3", seconds=1e-9)))
+    assert len([*link_base.of_rankings(links, "recall@3", seconds=1e-9)]) == 3
     answers, popular = links.answers("valid"), dense(links).sum(0)
     hits = {}
     known = {*map(tuple, links.known("valid").tolist())}
