@@ -65,7 +65,7 @@ def fit_linear(
     """
     known = ~y.isnan()
     rows = x.double().numpy() if isinstance(x, Tensor) else x.astype(np.float64)
-    if sp.issparse(rows):  # the solver takes no wider integers
+    if isinstance(rows, sp.csr_array):  # the solver takes no wider integers
         rows.indices, rows.indptr = rows.indices.astype(np.int32), rows.indptr.astype(np.int32)
     out = torch.zeros(rows.shape[1] + 1, y.size(1), dtype=torch.float64)
     present = torch.arange(y.size(1))

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.base.fit import Base
+from parallel_epochs.pipeline.gnn.base.fit import SECONDS, Base
 from parallel_epochs.pipeline.gnn.base.folds import halves
 from parallel_epochs.pipeline.gnn.base.walks import (
     DEGREES,
