@@ -3,7 +3,6 @@ pe.NeighborLoader and pe.GradientSync. The batches and the exchange are those of
 """
 
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -103,7 +102,7 @@ def _sorted(edge_index: Any, num_nodes: int | None) -> tuple[EdgeIndex, Tensor]:
     return sort_edges(edges, num_nodes)
 
 
-class Batches(IterableDataset[Data], ABC):
+class Batches(IterableDataset[Data]):
     """Batches of a graph, of which each pass is a function of the seed and the epoch alone.
 
     Other processes can build them: ``torch.utils.data.DataLoader(batches, batch_size=None, num_workers=2)`` has the
@@ -116,6 +115,8 @@ class Batches(IterableDataset[Data], ABC):
         share: the rank and the number of ranks that share the batches of a pass; of these, each has every
             number-of-ranks-th.
     """
+
+    _loader: cluster.ClusterLoader | neighbor.NeighborLoader  # that of the training
 
     def __init__(self, data: Data, *, seed: int, share: tuple[int, int]):
         if not isinstance(data, Data):
@@ -146,25 +147,20 @@ class Batches(IterableDataset[Data], ABC):
         self._epoch.fill_(_whole("epoch", epoch))
 
     def __len__(self) -> int:
-        return len(range(self._rank, self._num_batches, self._num_ranks))
+        return len(range(self._rank, self._loader.num_batches, self._num_ranks))
 
     def __iter__(self) -> Iterator[Data]:
         epoch, worker = int(self._epoch), get_worker_info()
-        numbers = range(self._rank, self._num_batches, self._num_ranks)
+        numbers = range(self._rank, self._loader.num_batches, self._num_ranks)
         if worker is None:
             self._epoch += 1
         else:
             numbers = numbers[worker.id :: worker.num_workers]
         return map(self._complete, self._batches(epoch, numbers))
 
-    @property
-    @abstractmethod
-    def _num_batches(self) -> int:
-        """The number of batches of all ranks."""
-
-    @abstractmethod
     def _batches(self, epoch: int, numbers: range) -> Iterator[Data]:
         """Build some batches of a pass."""
+        raise NotImplementedError
 
     def _complete(self, batch: Data) -> Data:
         """Give a batch of the training what belongs to its nodes and edges."""
@@ -218,15 +214,11 @@ class ClusterLoader(Batches):
     ):
         super().__init__(data, seed=seed, share=share)
         self._draw = Share(_whole("draw", draw))
-        self._loader = cluster.ClusterLoader(
+        self._loader: cluster.ClusterLoader = cluster.ClusterLoader(
             self._graph,
             _partitioner(self._edges, num_parts, method, seed),
             clusters_per_step=_whole("batch_size", batch_size, 1),
         )
-
-    @property
-    def _num_batches(self) -> int:
-        return self._loader.num_batches
 
     def _batches(self, epoch: int, numbers: range) -> Iterator[Data]:
         return self._loader.batches_of(self._loader.draw(epoch, self._draw), numbers)
@@ -278,13 +270,9 @@ class NeighborLoader(Batches):
             raise ValueError("input_nodes names a node twice")
         self._nodes, self._shuffles = nodes.long(), shuffle
         self._size = _whole("batch_size", batch_size, 1)
-        self._loader = neighbor.NeighborLoader(
+        self._loader: neighbor.NeighborLoader = neighbor.NeighborLoader(
             self._graph, fan_outs, batch_size=self._size, nodes=self._nodes, seed=self._seed
         )
-
-    @property
-    def _num_batches(self) -> int:
-        return self._loader.num_batches
 
     def _batches(self, epoch: int, numbers: range) -> Iterator[Data]:
         order = torch.arange(len(self._nodes))

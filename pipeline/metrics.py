@@ -308,7 +308,7 @@ def mean_absolute_error(
     Returns:
         In the targets' own unit, or NaN if no target has a value.
     """
-    return _mean_over_targets((y_pred.double() - y_true.double()).abs())
+    return float((y_pred.double() - y_true.double()).abs().nanmean(0).nanmean())
 
 
 def root_mean_squared_error(
@@ -321,13 +321,7 @@ def root_mean_squared_error(
     Returns:
         In the targets' own unit, or NaN if no target has a value.
     """
-    return _mean_over_targets((y_pred.double() - y_true.double()).square(), Tensor.sqrt)
-
-
-def _mean_over_targets(
-    errors: Tensor, finish: Callable[[Tensor], Tensor] = lambda means: means
-) -> float:
-    return float(finish(errors.nanmean(0)).nanmean())
+    return float((y_pred.double() - y_true.double()).square().nanmean(0).sqrt().nanmean())
 
 
 def values_of_pairs(
@@ -339,7 +333,7 @@ def values_of_pairs(
     below it. Other metrics and arguments as of :func:`link_metric`.
     """
     if k := hits_at(metric):
-        return (y_pred_pos > y_pred_neg.topk(k).values[-1]).double()
+        return (y_pred_pos > y_pred_neg.topk(k).values[..., -1]).double()
     if y_pred_neg.dim() == 2:
         own = y_pred_pos.unsqueeze(1)
         better, equal = (compared.sum(1) for compared in (y_pred_neg > own, y_pred_neg == own))
@@ -362,18 +356,8 @@ def link_ranking(
     """Compute MRR, and Hits@K for each K of RANKS that there are enough negatives for. Arguments as of
     :func:`link_metric`.
     """
-    if y_pred_neg.dim() == 2:
-        num_as_good = (y_pred_neg >= y_pred_pos.unsqueeze(1)).sum(1)
-    else:
-        num_as_good = len(y_pred_neg) - torch.searchsorted(y_pred_neg.sort().values, y_pred_pos)
-    return {
-        "mrr": link_metric("mrr", y_pred_pos, y_pred_neg),
-        **{
-            f"hits@{k}": float((num_as_good < k).double().mean())
-            for k in RANKS
-            if k <= y_pred_neg.size(-1)
-        },
-    }
+    names = ["mrr", *(f"hits@{k}" for k in RANKS if k <= y_pred_neg.size(-1))]
+    return {name: link_metric(name, y_pred_pos, y_pred_neg) for name in names}
 
 
 def count_by_score(

@@ -33,28 +33,8 @@ if TYPE_CHECKING:
 
 # A table of classes may hold these columns, as the key `columns` of the command has them.
 COLUMNS = ("all", "class", "top3")
-# Keys of `predict` and `evaluate` that are arguments here, or are for files.
-OWN_KEYS = (
-    "run",
-    "checkpoint",
-    "device",
-    "trust",
-    "overwrite",
-    "predictions",
-    "output",
-    "export",
-    "embeddings",
-    "output_nodes",
-    "output_type",
-    "skip_unknown",
-    "columns",
-    "pairs",
-    "top",
-    "filtered",
-    "candidates",
-    "neighbors",
-    "triples",
-)
+# Keys of `predict` and `evaluate` that are keys here too, in addition to those of other data.
+KEYS = ("method", "num_views", "num_parts", "num_neighbors", "calibrate")
 _OPEN: "weakref.WeakSet[Model]" = weakref.WeakSet()
 
 
@@ -197,7 +177,14 @@ class Model:
             raise ValueError(f"columns={columns!r} is for table=True. Leave it out")
         if triples is not None:
             self._refuse_beside("triples", data=data, pairs=pairs, nodes=nodes, **keys)
-            return self._answers(triples, 10 if top is None else top, filtered)
+            warm = self._open()
+            if not hasattr(warm, "answers"):
+                raise ValueError(
+                    f"triples= is for runs of trainer=knowledge, and {self.run.folder} is none"
+                )
+            most = _number("top", 10 if top is None else top)
+            with apart_from_the_caller(self.run.config):
+                return warm.answers(triples, top=most, filtered=filtered)
         if top is not None:
             self._refuse_beside("top", data=data, pairs=pairs, **keys)
             return self.top(top, sources=nodes, filtered=filtered)
@@ -214,16 +201,6 @@ class Model:
             rows.double()
         )  # as in the tables of `predict`: the last bit would depend on the processor
         return (rows.softmax(1) if kind == "classes" else rows.sigmoid()).float()
-
-    def _answers(self, triples: object, top: int, filtered: bool) -> pd.DataFrame:
-        """Answer questions to a knowledge graph, see :meth:`predict`."""
-        warm = self._open()
-        if not hasattr(warm, "answers"):
-            raise ValueError(
-                f"triples= is for runs of trainer=knowledge, and {self.run.folder} is none"
-            )
-        with apart_from_the_caller(self.run.config):
-            return warm.answers(triples, top=_number("top", top), filtered=filtered)
 
     @staticmethod
     def _refuse_beside(name: str, **others: object) -> None:
@@ -321,11 +298,9 @@ class Model:
             ValueError: the id names nothing, `top` is no whole number, or the run learned vectors.
         """
         cli.refuse_explanation(self.run.folder, self.run.config, self.run.shared)
-        if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
-            raise ValueError(f"top must be a whole number of rows, 1 or more, not {top!r}")
-        warm = self._open()
+        most, warm = _number("top", top), self._open()
         with apart_from_the_caller(self.run.config), torch.enable_grad():
-            return warm.explain(id, int(top), label)
+            return warm.explain(id, most, label)
 
     def module(self, data: object = None) -> torch.nn.Module:
         """Return the trained network alone, in evaluation mode, without the data of the training.
@@ -402,7 +377,7 @@ class Model:
             else schema.named_keys(
                 product_keys(self.run.config.trainer.name).predict(str(self.run.folder)),
                 given,
-                OWN_KEYS,
+                KEYS,
             )
         )
         if (
@@ -487,7 +462,7 @@ def evaluate(path: str | Path, **keys: object) -> dict[str, float]:
     """
     run = load(path).run
     options = product_keys(run.config.trainer.name).evaluate(str(run.folder))
-    asked = replaced(options, schema.named_keys(options, keys, OWN_KEYS))
+    asked = replaced(options, schema.named_keys(options, keys, KEYS))
     schema.check_options(asked)
     with apart_from_the_caller(run.config):
         return product_of(run.config).evaluate(run, asked)

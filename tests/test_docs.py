@@ -209,16 +209,12 @@ def test_every_command_is_sound(where, least):
 def test_a_command_that_is_wrong_is_found():
     for wrong, error in (
         ("python -m pipeline.train train.lrr=1", HydraException),
-        ("python -m pipeline.trian", AssertionError),
         ("make tset", AssertionError),
         ("pip install -e .[reprot]", AssertionError),
         ("parallel-epochs fly", KeyError),
         ("python -m pipeline.tune study=runs/s train.lrr=1,2", HydraException),
-        ("python -m pipeline.tune trials=3", ValueError),
         ("python -m scripts.report runs --figrue x", AssertionError),
-        ("cd nowhere", AssertionError),
         ("python -m scripts.bench ranks --nodes 3", SystemExit),
-        ("python -m scripts.bench serve --requests", SystemExit),
         ("sbatch scripts/train.sbatch +experiment=none", HydraException),
         ("torchrun --nproc-per-node=2 -m pipeline.train model=none", HydraException),
     ):
@@ -311,11 +307,6 @@ def test_the_changelog_begins_with_this_version():
         r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )[1]
     assert version == PROJECT["project"]["version"]
-
-
-def test_the_makefile_has_the_targets():
-    for target in ("train", "test", "test-system", "test-slurm", "test-all"):
-        assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0
 
 
 def shrink(command: list[str], folder: Path) -> list[str] | None:
@@ -488,11 +479,9 @@ def odd_results(folder: Path) -> list[str]:
     [
         ({}, False),
         ({"loss": 1.2}, False),
-        ({"loss": 1.04, "valid": 0.4}, False),
         ({"loss": 1.2, "valid": 0.4}, True),
         ({"loss": 2.35e12}, True),
         ({"loss": None}, True),
-        ({"valid": None}, True),
     ],
 )
 def test_odd_results_are_found(change, is_odd, tmp_path):

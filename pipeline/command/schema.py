@@ -452,14 +452,14 @@ def check_options(asked: OpenConfig) -> None:
 
 
 def named_keys(
-    options: OpenConfig, given: Mapping[str, object], own: Collection[str]
+    options: OpenConfig, given: Mapping[str, object], taken: Collection[str]
 ) -> dict[str, object]:
     """Return keys of `evaluate` or `predict` that Python was given, by their full names.
 
     Args:
         options: of the run.
         given: keys and values; a key that no other ends with may be named by its end. Tables stay as they are.
-        own: keys that are arguments of their own there.
+        taken: the keys that are keys there too, in addition to those of other data.
 
     Raises:
         ValueError: there is no such key, or it takes no such value.
@@ -467,7 +467,8 @@ def named_keys(
     from parallel_epochs.pipeline.data.objects import is_table  # imports torch
     from parallel_epochs.pipeline.run.read_back import shown
 
-    known = [entry.name for entry in keys.entries(options) if entry.name not in own]
+    names = [entry.name for entry in keys.entries(options)]
+    known = [name for name in names if name in taken or name.startswith("data.")]
     config, found = OmegaConf.structured(options), {}
     for name, value in given.items():
         full = [key for key in (name, f"data.{name}") if key in known][:1] or [

@@ -14,9 +14,7 @@ from parallel_epochs.pipeline.metrics import (
     RANKS,
     check_finite,
     count_by_score,
-    link_metric,
     link_ranking,
-    rocauc,
 )
 from parallel_epochs.scripts.report.labels import precision_recall, reliability, roc
 from tests.helpers import building as build
@@ -88,29 +86,16 @@ def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, 
         )
 
 
-CASES = given(st.integers(0, 10**6), st.integers(0, 40), st.sampled_from([0, 0.3]), st.booleans())
-
-
-@settings(max_examples=20, deadline=None)
-@CASES
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 40), st.sampled_from([0, 0.3]), st.booleans())
 def test_scores_are_those_of_ogbs_evaluator(seed, num_test, unlabelled, ties):
-    check_scores(seed, num_test, unlabelled, ties)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@CASES
-def test_very_many_scores_are_those_of_ogbs_evaluator(seed, num_test, unlabelled, ties):
-    check_scores(seed, num_test, unlabelled, ties)
-
-
-def check_scores(seed, num_test, unlabelled, ties):
     g = torch.Generator().manual_seed(seed)
     data = task_graph(list(range(20)))
-    y, logits = (torch.randn(40, 3, generator=g) > 0).float(), torch.randn(40, 3, generator=g)
+    y = (torch.randn(40, 17, generator=g) > 0).float()  # of more tasks than are ranked at once
+    logits = torch.randn(40, 17, generator=g)
     if ties:
         logits = logits.round()
-    data.y = y.where(torch.rand(40, 3, generator=g) >= unlabelled, math.nan)
+    data.y = y.where(torch.rand(40, 17, generator=g) >= unlabelled, math.nan)
     data.test_mask = torch.arange(40) < num_test
     task = NodeTask(data)
     assert task.scores(None, logits) == pytest.approx(
@@ -144,16 +129,6 @@ def test_predictions_that_are_not_finite_are_errors(wrong):
         FloatingPointError, match="^the model's predictions are not finite; no table is written$"
     ):
         check_finite(rows, "no table is written")
-
-
-def test_every_task_counts_however_many_there_are():
-    rng = torch.Generator().manual_seed(0)
-    truth, predicted = (
-        (torch.rand(30, 40, generator=rng) < 0.5).float(),
-        torch.rand(30, 40, generator=rng),
-    )
-    each = [rocauc(truth[:, [task]], predicted[:, [task]]) for task in range(40)]
-    assert rocauc(truth, predicted) == pytest.approx(sum(each) / 40, abs=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.01])
@@ -197,8 +172,7 @@ def test_links_are_ranked_as_by_counting():
     positive, negative = (torch.randn(size, generator=rng).round(decimals=1) for size in (40, 60))
     found = link_ranking(positive, negative)
     assert list(found) == ["mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50"]
-    assert all(
-        found[f"hits@{k}"] == link_metric(f"hits@{k}", positive, negative) for k in RANKS if k <= 60
-    )
+    counted = (negative >= positive.unsqueeze(1)).sum(1)
+    assert all(found[f"hits@{k}"] == float((counted < k).double().mean()) for k in RANKS if k <= 60)
     own = link_ranking(positive, negative.repeat(40, 1))  # each has its own, which are the same
     assert own == pytest.approx(found)

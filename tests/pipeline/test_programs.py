@@ -357,14 +357,10 @@ def test_every_model_of_the_table_is_exported(name, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "deepergcn",
         "deepergcn of graphs",
         "rgcn",
-        "GCNConv",
         "SAGEConv",
-        "GATConv",
         "GATv2Conv",
-        "revgnn",
     ],
 )
 def test_threads_of_onnxruntime_lose_no_term(name, tmp_path):
@@ -402,21 +398,10 @@ def test_the_table_has_every_layer(tmp_path):
         assert refused.value is not None
 
 
-@pytest.mark.parametrize(
-    "build, reason",
-    [
-        (
-            lambda: Own(),
-            r"Own cannot be written as a program: the operator parallel_epochs.sort_edges",
-        ),
-    ],
-)
-def test_what_cannot_be_exported_is_refused_in_one_line(build, reason, tmp_path, capfd):
-    network = build().eval()
+def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path, capfd):
+    reason = "Own cannot be written as a program: the operator parallel_epochs.sort_edges"
     with pytest.raises(ValueError, match=reason) as refused:
-        programs.write(
-            tmp_path / "model.pt2", program_of(type(network).__name__, drawn(10, 30), network)
-        )
+        programs.write(tmp_path / "model.pt2", program_of("Own", drawn(10, 30), Own().eval()))
     assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")  # torch prints the whole graph
 

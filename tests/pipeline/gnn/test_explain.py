@@ -157,7 +157,7 @@ def test_an_explanation_names_the_columns_and_ids_of_the_user(train, tmp_path):
         ({"id": "nobody"}, "id: none of the 60 nodes has the id 'nobody'"),
         ({"id": "nobody", "key": "node"}, "^node: none of the 60 nodes has the id 'nobody'"),
         ({"id": ("p1", "p2")}, "predicts nodes: name one id, as node=ID"),
-        ({"id": "p1", "top": 0}, "top must be a whole number of rows, 1 or more, not 0"),
+        ({"id": "p1", "top": 0}, "top must be a whole number, 1 or more, not 0"),
         (
             {"id": "p1", "label": "Rome"},
             "label=Rome is no class or task of this run; choose one of Bonn, Jena, Ulm",
