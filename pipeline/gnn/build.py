@@ -87,9 +87,7 @@ def check(config: GNNConfig) -> None:
     with torch.device("meta"):  # says what is wrong with options that do not go together
         construct(
             config,
-            in_channels=1
-            if getattr(config.model, "encode_x", True)
-            else config.model.hidden_channels,
+            in_channels=config.model.hidden_channels,
             out_channels=1,
             edge_dim=1,
             num_categories=0,

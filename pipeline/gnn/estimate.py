@@ -73,7 +73,7 @@ def seconds_of_training(
     epochs = (
         min(train.epochs, 3 * train.patience * train.eval_every) if train.patience else train.epochs
     )
-    width, depth = getattr(model, "hidden_channels", 64), getattr(model, "num_layers", 4)
+    width, depth = model.hidden_channels, model.num_layers
     ranking = epochs / train.eval_every * num_ranked * SECONDS_PER_RANK
     return ranking + epochs * depth * width * (
         SECONDS_PER_MESSAGE * num_edges + SECONDS_PER_PRODUCT * num_nodes * width

@@ -1,5 +1,6 @@
 """Predicts what a run will hold in memory, from small batches of its own model, before it starts."""
 
+import bisect
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -61,16 +62,10 @@ class Linear:
         return max(self.constant + self.per_node * num_nodes + self.per_edge * num_edges, 0.0)
 
     @classmethod
-    def through(cls, points: list[tuple[int, int]], values: list[float]) -> "Linear":
+    def through(cls, points: list[tuple[int, int]], values: Sequence[float]) -> "Linear":
         """Find the function that has these values at three points, numbers of nodes and edges."""
         # Least squares, for the points of a graph of one node are not three.
-        return cls(
-            *np.linalg.lstsq([[1.0, *point] for point in points], values, rcond=None)[0].tolist()
-        )
-
-    def times(self, factor: float) -> "Linear":
-        """Return the function whose values are so many times as large."""
-        return Linear(self.constant * factor, self.per_node * factor, self.per_edge * factor)
+        return cls(*np.linalg.lstsq([[1.0, *point] for point in points], values, rcond=None)[0])
 
 
 @dataclass(frozen=True)
@@ -116,37 +111,27 @@ class Footprint:
     def parts(self, num_parts: int) -> dict[str, float]:
         """Return the bytes of each part for so many clusters, by its name in the log."""
         size = self.batch_size(num_parts)
-        one = size[0] == self.num_nodes
-        batches = (1 if one else self.held) * self.batch(*size)
-        graph = {"graph (mapped)": self.graph}
-        if self.waiting is not None:
-            graph = {"clusters to come": self.waiting(size[1] * self.num_nodes / size[0])}
-        if self.drawing:
-            graph["drawing"] = self.drawing
-        return {
+        held = 1 if size[0] == self.num_nodes else self.held
+        to_come = size[1] * self.num_nodes / size[0]
+        parts = {
             "process": self.process,
-            **graph,
+            "graph (mapped)" if self.process else "graph": self.graph,
+            "clusters to come": 0 if self.waiting is None else self.waiting(to_come),
+            "drawing": self.drawing,
             "weights and optimizer": self.state,
-            "batches" if self.held > 1 else "batch": batches,
+            "batches" if self.held > 1 else "batch": held * self.batch(*size),
             "activations": self.step(*size),
         }
+        return {name: size for name, size in parts.items() if size or name == "activations"}
 
     def total(self, num_parts: int) -> float:
         """Return the bytes in all: of training or evaluation, whichever is more."""
         parts = self.parts(num_parts)
-        return (
-            sum(parts.values()) - parts["activations"] + max(parts["activations"], self.evaluation)
-        )
+        return sum(parts.values()) + max(self.evaluation - parts["activations"], 0)
 
     def describe(self, num_parts: int) -> str:
         """Name the parts with their sizes."""
         parts = {**self.parts(num_parts), "evaluation in place of activations": self.evaluation}
-        if self.process == 0:
-            parts = {
-                name.removesuffix(" (mapped)"): size
-                for name, size in parts.items()
-                if size or not name.startswith(("process", "graph", "drawing"))
-            }
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
 
 
@@ -157,39 +142,37 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
         ValueError: even the most clusters take more; the message says what is too large.
     """
     setup = max(setups, key=lambda setup: setup.data.num_nodes)
-    data, limit, found = setup.data, machine_of(setup.config).budget, measure(setup)
-    text = machine_of(setup.config).describe_budget()
-    least = 2 * found.clusters_per_step  # two nodes to a cluster: batch norm needs them
-    low, high = 1, max(data.num_nodes // least, 1)
-    if found.total(high) > limit:
+    machine, found = machine_of(setup.config), measure(setup)
+    # Two nodes to a cluster: batch norm needs them.
+    most = max(setup.data.num_nodes // (2 * found.clusters_per_step), 1)
+    least = 1 + bisect.bisect_left(
+        range(1, most + 1), True, key=lambda parts: found.total(parts) <= machine.budget
+    )
+    if least > most:
         raise ValueError(
-            f"partition.num_parts=auto: {text} is too little: even clusters of two nodes take "
-            f"{format_bytes(found.total(high))} a rank: {found.describe(high)}"
+            f"partition.num_parts=auto: {machine.describe_budget()} is too little: even clusters of two "
+            f"nodes take {format_bytes(found.total(most))} a rank: {found.describe(most)}"
         )
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found.total(middle) <= limit else (middle + 1, high)
-    log.info("partition.num_parts=auto: %s clusters for %s", f"{low:,}", text)
-    return low
+    log.info(
+        "partition.num_parts=auto: %s clusters for %s", f"{least:,}", machine.describe_budget()
+    )
+    return least
 
 
 def report(setup: Setup) -> None:
     """Say what a rank will hold, where it can be told: of batches of clusters, with labels of nodes."""
     if not is_known(setup):
         return
-    num_parts, limit, found = (
-        setup.config.partition.num_clusters,
-        machine_of(setup.config).budget,
-        measure(setup),
-    )
-    total = found.total(num_parts)
+    num_parts, limit = setup.config.partition.num_clusters, machine_of(setup.config).budget
+    found = measure(setup)
+    total, whole = found.total(num_parts), found.total(1)
     log.info("memory: about %s a rank: %s", format_bytes(total), found.describe(num_parts))
     if total > limit:
         log.warning(
             "memory: this exceeds the %s that a rank may use: raise partition.num_parts, or set it to auto",
             format_bytes(limit),
         )
-    elif num_parts > found.clusters_per_step and (whole := found.total(1)) <= limit:
+    elif num_parts > found.clusters_per_step and whole <= limit:
         log.info(
             "memory: the whole graph fits too, with about %s a rank: partition=whole cuts no edges",
             format_bytes(whole),
@@ -229,9 +212,9 @@ def measure(setup: Setup) -> Footprint:
     with torch.random.fork_rng():
         taken = [_take_step(setup, model, *point) for point in points]
     on_cpu = device.type == "cpu"
+    factor = ALLOCATED if on_cpu else 1
     batch, step, evaluation = (
-        Linear.through(points, list(values)).times(ALLOCATED if on_cpu else 1)
-        for values in zip(*taken)
+        Linear.through(points, [factor * value for value in values]) for values in zip(*taken)
     )
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     ranks = config.parallel.num_ranks > 1  # the gradients once more, side by side
@@ -307,12 +290,14 @@ def _take_step(
     (batch,) = ClusterLoader(small).batches_of(whole_partition(num_nodes))
     batch_bytes = bytes_of(batch)
     rng = torch.Generator().manual_seed(0)
-    attach = (
-        partial(Data.to, device=device) if table is None else partial(table.attach, device=device)
-    )
+
+    def attach(*drawn: torch.Generator) -> Data:
+        whole = copy.copy(batch)
+        return whole.to(device) if table is None else table.attach(whole, device, *drawn)
+
     model.train()
     with Allocations() as step:
-        given = attach(copy.copy(batch)) if table is None else table.attach(batch, device, rng)
+        given = attach(rng)
         with autocast(device, config.train.precision):
             loss, _ = task.loss(model, given, rng)
         loss.backward()
@@ -323,7 +308,7 @@ def _take_step(
     model.zero_grad()
     model.eval()
     with torch.no_grad(), Allocations() as evaluation, autocast(device, config.train.precision):
-        task.predict(model, attach(copy.copy(batch)))
+        task.predict(model, attach())
     return batch_bytes, step.peak - gradients, evaluation.peak
 
 

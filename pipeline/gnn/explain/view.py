@@ -5,12 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edge_index import from_csc, plain_edges
+from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.graph import Graph
@@ -20,8 +23,8 @@ from parallel_epochs.pipeline.gnn.predict import neighborhood
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.pairs import keep_edges
+from parallel_epochs.pipeline.graph.union import select_graphs
 from parallel_epochs.pipeline.names import SNAPSHOT
 
 
@@ -81,22 +84,27 @@ def view_of(setup: Setup, x: Tensor, number: int | Sequence[int]) -> View:
     Args:
         x: what the network reads of each node.
     """
+    data, task, model = setup.data, setup.task, setup.model
     if isinstance(number, Sequence):
-        return _of_pair(setup, x, number)
-    return _of_graph(setup, x, number) if "ptr" in setup.data else _of_node(setup, x, number)
+        whole = data if cast(LinkTask, task).test_data is None else cast(LinkTask, task).test_data
+        return _take(setup, x, cast(Data, whole), list(number), _of_pair(setup, number))
+    alone = cast(NodeTask, task).alone()
 
+    def network(batch: Data) -> Tensor:
+        return alone.predict(model, batch)[1]
 
-def _of_node(setup: Setup, x: Tensor, node: int) -> View:
-    data, task = setup.data, cast(NodeTask, setup.task)
+    if "ptr" in data:
+        local = select_graphs(data, torch.tensor([number]))
+        local.target = torch.ones(1, dtype=torch.bool)
+        return _build(setup, x, local, range(local.num_nodes), network)
     if SNAPSHOT in data:  # a row of a label table reads the graph of its time
         first = data.types.nodes_of(cast(str, data.types.labelled)).start
-        data = take_snapshot(data, int(data[SNAPSHOT][node - first]))
-        node = int((data.n_id == node).nonzero())
-    alone, model = task.alone(), setup.model
-    return _take(setup, x, data, [node], lambda batch: alone.predict(model, batch)[1])
+        data = take_snapshot(data, int(data[SNAPSHOT][number - first]))
+        number = int((data.n_id == number).nonzero())
+    return _take(setup, x, data, [number], network)
 
 
-def _of_pair(setup: Setup, x: Tensor, pair: Sequence[int]) -> View:
+def _of_pair(setup: Setup, pair: Sequence[int]) -> Callable[[Data], Tensor]:
     task, model = cast(LinkTask, setup.task), cast(LinkModel, setup.model)
     mixture = cast(Any, task.mixture)
 
@@ -111,44 +119,15 @@ def _of_pair(setup: Setup, x: Tensor, pair: Sequence[int]) -> View:
             )
         return logits.unsqueeze(1)
 
-    data = setup.data if task.test_data is None else task.test_data
-    return _take(setup, x, data, list(pair), network, model.predictor.reads_index)
-
-
-def _of_graph(setup: Setup, x: Tensor, number: int) -> View:
-    data, alone, model = setup.data, cast(NodeTask, setup.task).alone(), setup.model
-    first, last = data.ptr[number : number + 2].tolist()
-    indptr, _ = data.edge_index.get_csc()[0]
-    position = slice(int(indptr[first]), int(indptr[last]))
-    edge_attr = None if data.edge_attr is None else data.edge_attr[position]
-    edges = plain_edges(data.edge_index)[:, position].long() - first
-    local = Data(
-        num_nodes=last - first,
-        n_id=torch.arange(first, last),
-        edge_attr=edge_attr,
-        ptr=torch.tensor([0, last - first]),
-        graph_id=torch.zeros(1, dtype=torch.int64),
-        target=torch.ones(1, dtype=torch.bool),
-        train_mask=torch.ones(1, dtype=torch.bool),
-        edge_index=transpose(from_csc(edges, indptr[first : last + 1] - indptr[first])),
-    )
-
-    return _build(
-        setup, x, local, range(last - first), lambda batch: alone.predict(model, batch)[1]
-    )
+    return network
 
 
 def _take(
-    setup: Setup,
-    x: Tensor,
-    data: Data,
-    nodes: Sequence[int],
-    network: Callable[[Data], Tensor],
-    reads_all: bool = False,
+    setup: Setup, x: Tensor, data: Data, nodes: Sequence[int], network: Callable[[Data], Tensor]
 ) -> View:
     """Take the neighbourhood of some nodes, or the whole graph where it has no bound."""
     num_hops, reason = count_hops(setup.kind.encoder(setup.model))
-    if reads_all or reason:
+    if reason or setup.kind.takes_pairs and cast(LinkModel, setup.model).predictor.reads_index:
         local = copy.copy(data)
         local.n_id = torch.arange(data.num_nodes)
         local.target = torch.isin(local.n_id, torch.tensor(nodes))
@@ -169,29 +148,21 @@ def _build(
 ) -> View:
     setup.model.eval()
     edges = plain_edges(local.edge_index).long()
-    link = torch.unique(
-        link_keys(setup.data, local.n_id[edges], local.edge_attr), return_inverse=True
-    )[1]
+    keys = link_keys(setup.data, local.n_id[edges], local.edge_attr)
     local.places = torch.tensor(nodes).unsqueeze(0)
     if SNAPSHOT in setup.data:
         local.x = cast(NodeTask, setup.task).inputs(local, local.train_mask)
     else:
         local.x = x[local.n_id]
-    hop = torch.full((local.num_nodes,), local.num_nodes)
-    reached = torch.tensor(nodes, dtype=torch.int64)
-    hop[reached] = 0
-    for step in range(1, local.num_nodes):
-        found = edges[0][torch.isin(edges[1], reached)].unique()
-        reached = found[hop[found] > step]
-        if not len(reached):
-            break
-        hop[reached] = step
-    device, targets = setup.device, torch.tensor(nodes)
+    size = (local.num_nodes, local.num_nodes)
+    against = csr_array((np.ones(edges.size(1)), edges.flip(0).numpy()), shape=size)
+    hop = dijkstra(against, indices=list(nodes), unweighted=True, min_only=True)
+    device = setup.device
     return View(
         local.to(device),
         edges.to(device),
-        link.to(device),
-        targets.to(device),
-        hop.to(device),
+        keys.unique(return_inverse=True)[1].to(device),
+        torch.tensor(nodes).to(device),
+        torch.from_numpy(hop).clamp(max=local.num_nodes).long().to(device),
         network,
     )

@@ -141,24 +141,13 @@ def _nodes_of_seeds(config: GNNConfig, data: Data) -> tuple[int, str]:
 def _build_graph_loader(
     config: GNNConfig, data: Data, kind: Kind, device: torch.device
 ) -> GraphLoader:
-    loader = GraphLoader(
+    return GraphLoader(
         data,
         batch_size=config.loader.batch_size,
         seed=config.seed,
         num_vectors=config.data.num_vectors,
         device=device,
     )
-    if (
-        getattr(config.model, "norm", None) == "batch"
-        and loader.num_batches
-        and loader.least_graphs < 2
-    ):
-        raise ValueError(
-            f"loader.batch_size={config.loader.batch_size}: a batch of the {int(data.train_mask.sum()):,} "
-            "training graphs holds a single graph, and batch norm needs two. Raise loader.batch_size, or "
-            "set model.norm=layer"
-        )
-    return loader
 
 
 def _nodes_of_graphs(config: GNNConfig, data: Data) -> tuple[int, str]:

@@ -52,11 +52,6 @@ class GraphLoader:
         """Batches of a draw."""
         return -(-self._learned.numel() // self._batch_size)
 
-    @property
-    def least_graphs(self) -> int:
-        """The least number of graphs that a batch of any draw has."""
-        return self._learned.numel() // self.num_batches
-
     def place(self, put: Callable[[Data], Data]) -> None:
         """Make the batches from a copy of the graph on another device from now on."""
         self.graph = put(self.data)
@@ -107,7 +102,8 @@ class GraphLoader:
         if int(partition.ptr.diff().min()) < 2:
             raise ValueError(
                 f"{partition.num_parts:,} batches of {partition.perm.numel():,} graphs: the smallest has "
-                "one, and batch norm needs two graphs to train. Raise loader.batch_size"
+                "one, and batch norm needs two graphs to train. Raise loader.batch_size, or set "
+                "model.norm=layer"
             )
 
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:

@@ -197,8 +197,7 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
 
 
 def _without_labels(config: GNNConfig) -> dict[str, Any]:
-    has_rows = config.data.has_rows
-    kept = (*TIMES_OF_EDGES, "data.time_column") if has_rows else ()
+    kept = (*TIMES_OF_EDGES, "data.time_column") if config.data.has_rows else ()
     return dict.fromkeys(key for key in OF_LABELS if key not in kept)
 
 

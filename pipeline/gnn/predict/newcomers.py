@@ -1,41 +1,98 @@
 """Predictions of new rows with edges to the nodes of the training, as of tables that have grown by them."""
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch_geometric.data import Data
 
+from parallel_epochs.models.edge_index import plain_edges
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.models.networks.reach import count_hops
-from parallel_epochs.pipeline.data.cache import load_own
-from parallel_epochs.pipeline.data.degrees import add_degrees
+from parallel_epochs.pipeline import keys
+from parallel_epochs.pipeline.data.cache import load_own, open_other
+from parallel_epochs.pipeline.data.degrees import add_degrees, count_degrees, scale_degrees
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores
 from parallel_epochs.pipeline.gnn.base.fit import Base, apply
+from parallel_epochs.pipeline.gnn.base.labels import Labels
+from parallel_epochs.pipeline.gnn.base.propagation import nth_weights, weights_of_labels
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
-from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predict import new_data
-from parallel_epochs.pipeline.gnn.predict.closure import REACH, Closure, Encoder, Reach, Row
 from parallel_epochs.pipeline.gnn.predict.ids import ids_of
+from parallel_epochs.pipeline.gnn.predict.in_memory import written
 from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.names import MASKS, TERMS
+from parallel_epochs.pipeline.graph.sampling import GrowingSampler
+from parallel_epochs.pipeline.names import MASKS, TERMS, WHOLE_DEGREE, WHOLE_MEAN
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
 
+Row = Mapping[str, Any]
 # A graph that has grown has none of these.
 LEFT_OUT = ("names", "names_ptr", "store", "structure", "content_hash", FITTED, "on_disk", "types")
+
+
+class Reach(NamedTuple):
+    """How far into the graph the score of a row reads.
+
+    Attributes:
+        num_hops: hops against the edges; none: the whole graph.
+        weights: number of the weights of the edges, as :func:`propagation.edge_weights` yields them, whose sums divide
+            what comes along the edges; none: all edges count alike.
+    """
+
+    num_hops: int | None
+    weights: int | None = None
+
+
+def _reach_of_trees(fitted: dict, data: Data) -> Reach:
+    if not {"own", "labels"}.issuperset(fitted["parts"]):
+        return Reach(None)  # PageRank, among others
+    if "labels" not in fitted["parts"]:
+        return Reach(0)
+    return Reach(2, len(list(weights_of_labels(data))) - 1)
+
+
+# By the value of task.base: how far a method reads, from what was fitted and the graph that it was fitted to.
+REACH: dict[str, Callable[[dict, Data], Reach]] = {
+    "mean": lambda fitted, data: Reach(0),
+    "linear": lambda fitted, data: Reach(0 if "terms" in fitted else max(fitted["hops"])),
+    "propagation": lambda fitted, data: Reach(2, fitted["weight"]),
+    "trees": _reach_of_trees,
+}
+
+
+@dataclass(frozen=True)
+class NewNodes:
+    """New nodes with edges to a graph, all of them behind its own.
+
+    Attributes:
+        ids: of the nodes.
+        x: features of the new nodes, without degrees, float32.
+        edges: ends of the edges, sorted by destination, then source, int64; a new node is at one end or both.
+        edge_attr: features of the edges, float32; none without them.
+        terms: where the terms of each new node begin, and these with their TF-IDF; none where no model reads them.
+    """
+
+    ids: list[str]
+    x: Float[Tensor, "num_new channels"]
+    edges: Int[Tensor, "2 num_edges"]
+    edge_attr: Float[Tensor, "num_edges edge_channels"] | None
+    terms: tuple[Tensor, Tensor, Tensor] | None
 
 
 class Newcomers:
@@ -59,8 +116,7 @@ class Newcomers:
     """
 
     def __init__(self, run: SavedRun[GNNConfig]):
-        self._run, config = run, run.config
-        reason = _why_not(run)
+        self._run, config, reason = run, run.config, _why_not(run)
         if reason is None:
             state = run.load()
             self._learned = learned = new_data.read_learned(run, state)
@@ -69,20 +125,24 @@ class Newcomers:
                 reason = f"its nodes have features of their edges ({source})"
         if reason is not None:
             raise ValueError(f"{run.folder} answers no new rows: {reason}")
-        self._names = ids_of(own, None)
-        _, self._epoch = new_data.place_of(state, is_best=run.is_best)
+        # DuckDB, which other runs do not need.
+        from parallel_epochs.pipeline.data.tables import new_rows
+
+        self._tables = new_rows
+        self.columns = new_rows.describe(cast(Any, config.data), cast(Tensor, learned.fitted))
+        self._known = {name: number for number, name in enumerate(ids_of(own, None))}
+        self._epoch = new_data.place_of(state, is_best=run.is_best)[1]
+        self._thresholds = label_scores.read_thresholds(run, learned.out_channels)
         device = choose_device(run.device)
         self._setup = setup = new_data.complete(
             config, run, state, learned, _copy(own), device, known_labels="all"
         )
+        self._task = cast(NodeTask, setup.task)
         with fitting(state):
             setup.model.load_state_dict(state["model"])
         setup.model.eval()
         setup.base = None  # its scores of all nodes
         self._data = data = copy.copy(setup.bare or setup.data)
-        known = dict(zip(self._names, range(len(self._names))))
-        self._encoder = Encoder(run, learned, known, has_terms=TERMS[0] in data)
-        self.columns, self.encode = self._encoder.columns, self._encoder.encode
         kept = fusion.read_kept(run)
         if kept is not None and not kept.share and not config.task.reads_base:
             kept = None  # the network answers alone
@@ -92,18 +152,9 @@ class Newcomers:
             if learned.degrees is not None:
                 add_degrees(own, learned.degrees, num_last=config.data.num_last)
             data.x = own.x
-        num_hops = self._count_hops() + config.data.propagate
-        self._closure = Closure(
-            data,
-            learned,
-            cast(NodeTask, setup.task),
-            self._reach,
-            seed=config.seed,
-            num_hops=num_hops,
-            is_whole=bool(self.needs_graph),
-            knows_sums=kept is not None and not self.needs_graph,
-        )
-        self.take = self._closure.take
+        self._num_hops = self._count_hops() + config.data.propagate
+        self._knows_sums = kept is not None and not self.needs_graph
+        self._seed, self._sampler = config.seed, GrowingSampler(data.edge_index)
 
     def _count_hops(self) -> int:
         """Count the hops that an answer reads, and find out whether it reads the whole graph."""
@@ -112,16 +163,17 @@ class Newcomers:
         num_hops, self.needs_graph = (0, "") if is_alone else count_hops(setup.model)
         self._reads_base = setup.config.task.reads_base and not is_alone
         self._reach = Reach(0)
-        if kept is not None:
-            reach = REACH.get(kept.fitted["name"], lambda *_: Reach(None))
-            # The models of other folds read as far.
-            self._reach = reach(kept.fitted["models"][0], self._data)
-            if self._reach.num_hops is None:
-                self.needs_graph = f"a simple method reads the whole graph ({kept.title})"
-            else:  # the network may read it at each node that the network reads
-                own_hops = self._reach.num_hops
-                num_hops = num_hops + own_hops if self._reads_base else max(num_hops, own_hops)
-        return num_hops
+        if kept is None:
+            return num_hops
+        reach = REACH.get(kept.fitted["name"], lambda *_: Reach(None))
+        # The models of other folds read as far.
+        self._reach = reach(kept.fitted["models"][0], self._data)
+        if self._reach.num_hops is None:
+            self.needs_graph = f"a simple method reads the whole graph ({kept.title})"
+            return num_hops
+        # The network may read it at each node that the network reads.
+        both = (num_hops, self._reach.num_hops)
+        return sum(both) if self._reads_base else max(both)
 
     def predict(
         self, rows: Sequence[Row], edges: Sequence[Row] = (), *, max_neighbors: int | None = None
@@ -170,9 +222,8 @@ class Newcomers:
         batch, is_bounded = self.take(new, max_neighbors)
         size = len(new.ids)
         masks = {mask: torch.zeros(size, dtype=torch.bool) for mask in MASKS}
-        graph = Graph(num_nodes=size, split_is_known=False, y=setup.data.y[:0], **masks)
         predicted = Predicted(
-            graph,
+            Graph(num_nodes=size, split_is_known=False, y=setup.data.y[:0], **masks),
             setup.data,
             setup.task,
             setup.model,
@@ -181,31 +232,174 @@ class Newcomers:
             ids=np.array(new.ids, object),
             thresholds=self._thresholds,
         )
-        kind = kind_of(self._run.config)
-        table = kind.table(predicted, GNNPredictConfig(str(self._run.folder)))
+        table = setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder)))
         if max_neighbors is None:
             return table
         marks = np.array([is_bounded] * size, object)
         return replace(table, columns=lambda part: table.columns(part) | {"bounded": marks[part]})
 
+    def encode(self, rows: Sequence[Row], edges: Sequence[Row]) -> NewNodes:
+        """Encode new rows and their edges by the code that encodes tables.
+
+        Raises:
+            ValueError: a row lacks a column, a cell is wrong, an id is known already or names nothing.
+        """
+        run, known, tables = self._run, self._known, self._tables
+        for what, given in (("rows", rows), ("edges", edges)):
+            tables.check(what, given, self.columns[what])
+        id_column, (source, target, *_) = next(iter(self.columns["rows"])), self.columns["edges"]
+        ids = [tables.text_of(row[id_column]) or "" for row in rows]
+        if "" in ids:
+            raise ValueError(
+                f"rows[{ids.index('')}]: {id_column} is empty; give the new row an id that no node has"
+            )
+        if len(set(ids)) < len(ids) or not ids:
+            raise ValueError("rows must have different ids, and there must be one row at least")
+        if old := [id for id in ids if id in known]:
+            raise ValueError(
+                f"rows: {old[0]!r} is known already; ask for it by ids, or give the new row another id"
+            )
+        place_of = {id: len(known) + place for place, id in enumerate(ids)}
+        for place, edge in enumerate(edges):
+            ends = [cast(str, tables.text_of(edge[end])) for end in (source, target)]
+            if lost := [end for end in ends if end not in place_of and end not in known]:
+                raise ValueError(
+                    f"edges[{place}]: {lost[0]!r:.100} is neither a known id nor that of a new row"
+                )
+            if all(end in known for end in ends):
+                raise ValueError(
+                    f"edges[{place}]: neither {ends[0]!r:.100} nor {ends[1]!r:.100} is a new row, and edges "
+                    "between known nodes are those of the training"
+                )
+            place_of |= {end: known[end] for end in ends if end in known}
+        # The known ends of edges need a row too; its features are not read.
+        fillers = [{**rows[0], id_column: id} for id in list(place_of)[len(ids) :]]
+        both = (
+            tables.to_table([*rows, *fillers], self.columns["rows"]),
+            tables.to_table(edges, self.columns["edges"]),
+        )
+        with written(both, run.config.data, run.folder, {}) as found:
+            asked = keys.replaced(GNNPredictConfig(str(run.folder)), found)
+            config = keys.replaced(run.config, new_data.choose(run, asked.data)).data
+            config.leave_labels()
+            part = open_other(config, self._learned, run.config.cache_dir)
+        ends = torch.tensor(list(place_of.values()))[plain_edges(part.edge_index).long()]
+        is_own = (ends >= len(known)).any(0)  # not a self-loop of a known node
+        order = np.lexsort(ends[:, is_own].numpy())
+        attr = None if part.edge_attr is None else part.edge_attr[is_own][order]
+        terms = None
+        if TERMS[0] in self._data:
+            ptr = part[TERMS[0]][: len(ids) + 1]
+            terms = ptr, *(part[name][: int(ptr[-1])] for name in TERMS[1:])
+        return NewNodes(ids, part.x[: len(ids)].clone(), ends[:, is_own][:, order], attr, terms)
+
+    def take(self, new: NewNodes, max_neighbors: int | None = None) -> tuple[Graph, bool]:
+        """Take all that the predictions of new nodes read of the graph that has grown by them; these come first.
+
+        Args:
+            max_neighbors: edges of the graph that are taken of a known node, at most, drawn by a hash; none: all.
+
+        Returns:
+            A batch, and whether edges of known nodes are left out.
+
+        Raises:
+            ValueError: a new edge has a negative feature, and the simple method takes these for weights.
+        """
+        data, num_known, num_new = self._data, self._data.num_nodes, len(new.ids)
+        seeds = torch.arange(num_known, num_known + num_new)
+        hops = [max_neighbors or -1] * self._num_hops
+        if self.needs_graph:
+            seeds, hops = torch.cat([seeds, torch.arange(num_known)]), [max_neighbors or -1]
+        edge_index, nodes, place, is_bounded = self._sampler.sample_around(
+            seeds, mix(self._seed + GOLDEN & MASK), hops, math.inf, new.edges
+        )
+        known = nodes[num_new:]
+        batch = Graph(num_nodes=len(nodes), n_id=nodes, edge_index=edge_index)
+        batch.target = torch.arange(len(nodes)) < num_new
+        batch.x = self._features(nodes, new)
+        if data.edge_attr is not None and new.edge_attr is not None:
+            is_new = place >= len(data.edge_attr)
+            batch.edge_attr = data.edge_attr.new_empty(len(place), data.edge_attr.size(1))
+            batch.edge_attr[~is_new] = data.edge_attr[place[~is_new]]
+            batch.edge_attr[is_new] = new.edge_attr[place[is_new] - len(data.edge_attr)]
+        empty = torch.zeros(num_new, data.y.size(1), dtype=data.y.dtype)
+        if empty.is_floating_point():
+            empty.fill_(torch.nan)
+        batch.y = torch.cat([empty, data.y[known]])
+        for mask in MASKS:
+            batch[mask] = torch.cat([torch.zeros(num_new, dtype=torch.bool), data[mask][known]])
+        for name in ("metric", "num_categories", "out_channels"):
+            batch[name] = data[name]
+        if self._knows_sums:
+            batch[WHOLE_MEAN] = self._mean
+            # The sums of the weights of all edges that end at a node, with the new edges.
+            added = Graph(edge_index=new.edges, edge_attr=new.edge_attr, num_nodes=0)
+            batch[WHOLE_DEGREE] = _sum_at(nodes, new.edges[1], self._weights(added))
+            batch[WHOLE_DEGREE][num_new:] += self._sums[known]
+        if new.terms is not None:
+            ptr, *values = (data[name] for name in TERMS)
+            counts = [new.terms[0].diff(), ptr[known + 1] - ptr[known]]
+            first = torch.repeat_interleave(ptr[known] - counts[1].cumsum(0) + counts[1], counts[1])
+            found = first + torch.arange(len(first))
+            batch[TERMS[0]] = torch.cat([ptr.new_zeros(1), torch.cat(counts).cumsum(0)]).to(ptr)
+            for name, own, more in zip(TERMS[1:], values, new.terms[1:], strict=True):
+                batch[name] = torch.cat([more.to(own.dtype), own[found]])
+        return batch, is_bounded
+
+    def _features(self, nodes: Tensor, new: NewNodes) -> Tensor:
+        x, (num_new, width) = self._data.x, new.x.shape
+        found = x.new_empty(len(nodes), x.size(1))
+        found[:num_new, :width], found[num_new:] = new.x, x[nodes[num_new:]]
+        moments = self._learned.degrees
+        if moments is not None:
+            counts = torch.zeros(len(nodes), moments.size(1), dtype=torch.int64)
+            counts[num_new:] = self._counts[nodes[num_new:]].long()
+            for column, ends in enumerate(new.edges.flip(0)[: counts.size(1)]):
+                counts[:, column] += _sum_at(nodes, ends, torch.ones(len(ends))).long()
+            found[:, width:] = scale_degrees(counts.int().numpy(), moments)
+        return found
+
     @cached_property
-    def _thresholds(self) -> Tensor | None:
-        return label_scores.read_thresholds(self._run, self._learned.out_channels)
+    def _counts(self) -> Tensor:
+        return torch.from_numpy(
+            count_degrees(self._data, cast(Tensor, self._learned.degrees).size(1))
+        )
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        return Labels(self._data, self._task).mean(self._data.train_mask)
+
+    @cached_property
+    def _sums(self) -> Tensor:
+        """The sums of the weights of the edges of the graph that end at each node."""
+        ends, weights = plain_edges(self._data.edge_index)[1], self._weights(self._data)
+        return torch.bincount(ends, weights.double(), minlength=self._data.num_nodes).float()
+
+    def _weights(self, data: Data) -> Tensor:
+        """Return the weights of edges that the simple method reads."""
+        if self._reach.weights is None:
+            return torch.ones(data.edge_index.size(1))
+        weights = nth_weights(data, self._reach.weights)
+        if weights is None:
+            raise ValueError(
+                "edges: a feature of a new edge is negative, and the simple method of the run weighs edges by "
+                "their features, none of which was negative in the training"
+            )
+        return weights
 
     @torch.no_grad()
     def forward(self, batch: Graph) -> Float[Tensor, "num_new columns"]:
         """Predict new nodes from what :meth:`take` returns; float32."""
-        setup, kept = self._setup, self._kept
-        config, task = setup.config, cast(NodeTask, setup.task)
+        setup, kept, task = self._setup, self._kept, self._task
+        config = setup.config
         if config.data.propagate:
             batch.x, _ = propagate(batch, config.data.propagate, self._learned.hops)
         own = None
         if kept is not None:
             read, asked = copy.copy(batch), None if self._reads_base else batch.target
             if not self._reach.weights and not self.needs_graph:
-                read.edge_attr = (
-                    None  # trees would choose weights again, by the edges that are here
-                )
+                # Trees would choose weights again, by the edges that are here.
+                read.edge_attr = None
             scores = apply(kept.fitted, read, task, asked)
             own = task.from_learned(scores[batch.target])
             if kept.share == 1:
@@ -221,16 +415,24 @@ def _copy(own: Graph) -> Graph:
     return Graph(**{name: value for name, value in own.to_dict().items() if name not in LEFT_OUT})
 
 
+def _sum_at(nodes: Tensor, ends: Tensor, values: Tensor) -> Float[Tensor, " num_nodes"]:
+    """Sum values by the nodes where they end, all of which are among `nodes`, or are not read."""
+    order = nodes.argsort()
+    place = torch.searchsorted(nodes, ends, sorter=order).clamp(max=len(nodes) - 1)
+    there = nodes[order[place]] == ends
+    return torch.zeros(len(nodes)).index_add_(0, order[place[there]], values[there])
+
+
 def _why_not(run: SavedRun[GNNConfig]) -> str | None:
     """Say why a run predicts no new rows; none if it does."""
-    config = run.config
+    config, data = run.config, cast(Any, run.config.data)
     if run.shared is not None:
         return "it is a file without the data of the training"
-    if not config.data.is_stored or cast(Any, config.data).is_typed:
+    if not data.is_stored or data.is_typed:
         return "they need data=tables with one table of nodes and one of edges"
-    if cast(Any, config.data).nodes.path is None:
+    if data.nodes.path is None:
         return "its nodes have no table"
-    if cast(Any, config.data).nodes.text_neighbors:
+    if data.nodes.text_neighbors:
         return "its features hold the ids of neighbours (data.nodes.text_neighbors)"
     if config.predicts_links:
         return "labels of nodes are predicted for them, and not links"

@@ -285,9 +285,9 @@ def test_a_bound_on_neighbours_is_told_and_drawn_by_a_hash(wide):
     drawn = batch.n_id[places[1:3]].tolist()
     assert len(set(drawn)) == 2 and {*drawn} < {*own} and drawn == sorted(drawn)
     draws = set()
-    for newcomers._closure._seed in range(20):
+    for newcomers._seed in range(20):
         draws.add(tuple(newcomers.take(new, 2)[0].n_id.tolist()))
-    newcomers._closure._seed = 0
+    newcomers._seed = 0
     assert len(draws) > 5
 
 
@@ -330,8 +330,7 @@ def test_simple_methods_score_new_rows_from_their_neighbourhood(based, monkeypat
         near = newcomers.take(new)[0]
         with monkeypatch.context() as patch:
             patch.setattr(newcomers, "needs_graph", "the test compares")
-            patch.setattr(newcomers._closure, "_is_whole", True)
-            patch.setattr(newcomers._closure, "_knows_sums", False)
+            patch.setattr(newcomers, "_knows_sums", False)
             whole = newcomers.take(new)[0]
         assert near.num_edges < newcomers._data.num_edges / 2 < whole.num_edges
         if name == "trees":  # their thresholds hide small differences

@@ -126,7 +126,6 @@ def test_batches_cover_each_training_graph_once(split, num_ranks, molecules):
             split=split,
         )
         mine = [batch.graph_id.tolist() for batch in loader.batches(0, schedule.share(0))]
-        assert all(len(graphs) >= loader.least_graphs for graphs in mine)
         assert len(mine) <= schedule.num_steps
         seen.append(sum(mine, []))
     if split:

@@ -159,10 +159,6 @@ def test_a_wrong_folder_is_said(folder, tmp_path, ogb_toy):
             "data.to_undirected=true needs one graph, but data=ogb_graph holds many graphs",
         ),
         (["task.pool=none"], "task.pool=none is unknown; choose one of mean, sum, max"),
-        (
-            ["loader.batch_size=1", "model.norm=batch"],
-            "holds a single graph, and batch norm needs two",
-        ),
     ],
 )
 def test_what_does_not_go_with_whole_graphs_is_refused(overrides, message, folder, configure):
