@@ -71,9 +71,6 @@ def train(tmp_path_factory):
             pytest.param(more, marks=pytest.mark.slow)
             for more in (
                 {"model": "pyg", "conv": "GATConv"},
-                {"model": "pyg", "conv": "SAGEConv"},
-                {"model": "pyg", "conv": "GCNConv"},
-                {"model": "rgcn"},
                 {"model": "hgt"},
             )
         ),
@@ -197,7 +194,7 @@ def test_a_node_alone_has_an_explanation_of_its_own_columns(tmp_path):
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("diffusion", "linear", "trees")),
     ],
 )
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_drop_is_that_of_the_whole_answer_without_the_edge(train, base, candidate, share):
     opened = train(model="deepergcn", base=base, candidate=candidate)
     warm = opened._open()
@@ -291,8 +288,7 @@ def test_named_edges_are_compared_with_random_ones_at_the_same_distance(train, m
 
 
 @pytest.mark.parametrize("base", ["linear", pytest.param("earlier", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_rows_of_a_label_table_have_explanations_with_a_simple_method(base, share, tmp_path):
+def test_rows_of_a_label_table_have_explanations_with_a_simple_method(base, tmp_path):
     overrides = write_purchases(tmp_path / "tables")
     train_run(
         cli.compose_config(
@@ -305,14 +301,13 @@ def test_rows_of_a_label_table_have_explanations_with_a_simple_method(base, shar
         ),
         tmp_path / "run",
     )
-    found = explained_with_share(pe.load(tmp_path / "run"), share)
-    assert found.base["part"] == share and found.is_complete
-    assert ("the simple method alone answers" in str(found)) == (share == 1)
-    assert len(found.edges) and set(found.edges["relation"])
+    for share in (1.0, 0.5):
+        found = explained_with_share(pe.load(tmp_path / "run"), share)
+        assert ("the simple method alone answers" in str(found)) == (share == 1)
+        assert set(found.edges["relation"])
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_typed_graphs_have_explanations_with_a_simple_method(share, tmp_path):
+def test_typed_graphs_have_explanations_with_a_simple_method(tmp_path):
     write_tables(tmp_path)
     model = pe.train(
         None,
@@ -322,25 +317,23 @@ def test_typed_graphs_have_explanations_with_a_simple_method(share, tmp_path):
         **SMALL | {"base": "linear"},
         **{"data.folder": str(tmp_path), "data.schema": TYPED},
     ).model
-    found = explained_with_share(model, share)
-    assert found.base["part"] == share and found.is_complete and len(found.edges)
-    assert {
-        name.removeprefix("rev_") for names in found.edges["relation"] for name in names.split(", ")
-    } <= {"buys", "sees", "knows", "sold_by"} and set(found.neighbours["type"]) <= {
-        "user",
-        "item",
-        "shop",
-    }
-    assert "drop" in found.columns if share == 1 else "share" in found.columns
+    for share in (1.0, 0.5):
+        found = explained_with_share(model, share)
+        names = {name for names in found.edges["relation"] for name in names.split(", ")}
+        relations = {name.removeprefix("rev_") for name in names}
+        assert relations <= {"buys", "sees", "knows", "sold_by"}
+        assert set(found.neighbours["type"]) <= {"user", "item", "shop"}
+        assert ("drop" if share == 1 else "share") in found.columns
 
 
 def explained_with_share(model, share: float):
     """Explain the first row of the test as if the simple method had a share of the answer."""
     warm = model._open()
     kept = replace(fusion.read_kept(model.run), share=share)
-    return Explainer(warm._setup, kept, warm._predicted.ids).explain(
-        int(warm.test_rows[0]), "it", top=5
-    )
+    explainer = Explainer(warm._setup, kept, warm._predicted.ids)
+    found = explainer.explain(int(warm.test_rows[0]), "it", top=5)
+    assert found.base["part"] == share and found.is_complete and len(found.edges)
+    return found
 
 
 @pytest.mark.slow
@@ -396,9 +389,7 @@ def test_links_have_explanations(tmp_path):
     "given, argument",
     [
         ("pair=A,B", 'pair="A,B"'),
-        ("node=007", 'node="007"'),
         ("node=null", "node=null"),
-        ("label='A'", "label='A'"),
     ],
 )
 def test_ids_on_the_command_line_are_texts(given, argument):

@@ -7,13 +7,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline import config as effects
 from parallel_epochs.pipeline.gnn.features import (
     KEY,
     NodeTable,
-    load_weights,
     refuse_sparse_modules,
-    weights_of,
 )
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.sync import GradientSync
@@ -230,20 +227,6 @@ def test_a_run_goes_on_from_a_mapped_checkpoint(configure, tmp_path):
     ) == before == checkpoint.digest(state)
 
 
-def test_what_was_loaded_is_a_copy(configure):
-    one, other = NodeTable(5, 2, lr=1), NodeTable(5, 2, lr=1, seed=3)
-    model = torch.nn.Linear(1, 1)
-    one.attach(batch_of([1, 2]), CPU).x.sum().backward()
-    one.step(1.0)
-    load_weights(weights_of(model, one), model, other)
-    other.load(one.state())
-    before = checkpoint.digest([one.weight, one.state()])
-    assert checkpoint.digest([other.weight, other.state()]) == before
-    other.attach(batch_of([1, 2]), CPU).x.sum().backward()
-    other.step(1.0)
-    assert checkpoint.digest([one.weight, one.state()]) == before
-
-
 def test_nodes_without_a_row_get_the_mean(configure, tmp_path, monkeypatch):
     edges = [
         (i, j)
@@ -315,17 +298,3 @@ def test_what_cannot_be_is_refused_before_any_work(configure, monkeypatch):
     ):
         refuse_sparse_modules(model, "adam")
     refuse_sparse_modules(torch.nn.Embedding(3, 2), "adam")
-
-
-def test_the_log_says_what_the_model_sees(configure, tmp_path, caplog):
-    caplog.set_level("INFO")
-    train(configure(*TABLE, "train.epochs=1", "train.weight_decay=0.1"), tmp_path / "run")
-    assert "x: 6 learned features (features=embedding) + 8 features of each edge\n" in caplog.text
-    assert (
-        "table: 240 nodes x 6 channels on cpu, SparseAdam, learning rate 0.003, scaled and warmed up as the "
-        "model's; train.weight_decay is that of the model alone" in caplog.text
-    )
-    assert (
-        effects.explain_idle_keys(configure("features.lr=1"))
-        == "without effect: features.lr=1.0 with features.name=data"
-    )

@@ -82,34 +82,21 @@ def logits(run, new=None, **options) -> torch.Tensor:
 
 CASES = {
     "features": (dict(), []),
-    "sums of edges": (dict(x=0), ["data.node_features=sum"]),
     "logarithms of sums": (dict(x=0), ["data.node_features=log_sum"]),
-    "degrees": (dict(x=0, edges=0), ["data.node_features=log_sum"]),
     "hops": (dict(), ["data.propagate=2"]),
     "hops of species": (dict(x=0, species=3), ["data.propagate=1"]),
-    "values": (dict(kind="values"), []),
     "labels as inputs": (dict(kind="tasks"), ["train.label_input=0.5"]),
     "weights of classes": (
         dict(),
         ["task.class_weights=balanced"],
     ),
-    "views": (dict(), ["evaluation=views"]),
     "sampled": (dict(), ["evaluation=neighbor", "loader.num_neighbors=[5,5]"]),
-    "batches of neighbours": (
-        dict(),
-        ["loader=neighbor", "loader.num_neighbors=[5,5]", "evaluation=exact"],
-    ),
     "METIS, undirected": (dict(), ["partition=metis", "data.to_undirected=true"]),
 }
 
 # What a case with several of these shows as well.
 REPEATED = (
-    "sums of edges",
-    "degrees",
     "hops",
-    "values",
-    "views",
-    "batches of neighbours",
 )
 
 
@@ -331,16 +318,14 @@ def test_runs_that_cannot_predict_other_data_say_why(overrides, message, a_run):
 
 
 def test_a_small_graph_needs_no_partition(tmp_path):
-    run = trained(tmp_path, graph(), "partition.num_parts=30", "evaluation=exact")
-    torch.save(graph(8, 20, seed=1, masks=False), tmp_path / "new.pt")
-    assert logits(run, tmp_path / "new.pt").shape == (8, 3)
     run = trained(
-        tmp_path / "views",
+        tmp_path,
         graph(),
         "partition.num_parts=30",
         "evaluation=views",
         "evaluation.num_parts=20",
     )
+    torch.save(graph(8, 20, seed=1, masks=False), tmp_path / "new.pt")
     assert logits(run, tmp_path / "new.pt").shape == (8, 3)
 
 
@@ -356,13 +341,6 @@ def test_a_directed_graph_needs_no_metis(tmp_path):
 def test_a_graph_without_edges(a_run, tmp_path):
     torch.save(graph(5, 0, masks=False), tmp_path / "new.pt")
     assert logits(a_run, tmp_path / "new.pt").isfinite().all()
-
-
-def test_columns_are_compared_before_they_are_averaged(tmp_path):
-    run = trained(tmp_path, graph(), "data.propagate=2")
-    torch.save(graph(20, 60, x=3, masks=False), tmp_path / "new.pt")
-    with pytest.raises(ValueError, match="have 3 columns, and the model was trained on 4"):
-        predict(run, tmp_path / "new.pt")
 
 
 def test_what_was_learned_of_other_data_is_not_used(tmp_path):

@@ -13,9 +13,7 @@ from sklearn.svm import LinearSVC
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.data.graph import open_graph
 from parallel_epochs.pipeline.data.learned import PREPROCESSING
-from parallel_epochs.pipeline.data.tables import to_store as tables
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 from parallel_epochs.pipeline.gnn.base import linear
 from parallel_epochs.pipeline.gnn.base.fit import apply, fit_base
@@ -23,7 +21,6 @@ from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.config import GNNEvaluateConfig, NewDataConfig, NewTableConfig
 from parallel_epochs.pipeline.gnn.predict import new_data
 from parallel_epochs.pipeline.gnn.predict.command import evaluate
-from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers.building import open_graph as open_data, predicted
@@ -58,7 +55,6 @@ CASES = {
     ],
     "logarithms of sums": [*EDGES, *LABEL],
     "degrees": ["data.edges.path=edges.parquet", *LABEL],
-    "hops": [*NUMBERS, *LABEL, "data.propagate=2"],
     "ids of neighbours": [
         *NUMBERS,
         *LABEL,
@@ -72,7 +68,6 @@ CASES = {
         "data.nodes.text_features=scores",
         "task.text_scores=2",
     ],
-    "values": [*NUMBERS, "data.nodes.label=age", "data.nodes.features=[size]"],
     "logarithms of values": [
         *NUMBERS,
         "data.nodes.label=age",
@@ -98,22 +93,13 @@ CASES = {
         *LABEL,
         "data.empty=flag",
     ],
-    "split by time": [
-        *NUMBERS,
-        "data.nodes.label=label",
-        "data.split=time",
-        "data.time_column=year",
-    ],
 }
 
 # Their columns are among those of others.
 REPEATED = (
     "degrees",
-    "values",
     "dates",
-    "hops",
     "ids of neighbours",
-    "split by time",
     "logarithms of values",
     "logarithms of sums",
     "quantiles",
@@ -164,7 +150,8 @@ def write(folder, *, num_nodes=60, num_edges=300, seed=0, **changes) -> None:
         table.to_parquet(folder / f"{name}.parquet")
 
 
-def trained(folder, tables, *overrides) -> SavedRun:
+def described(folder, tables, *overrides) -> SavedRun:
+    """Name a run that nothing has trained."""
     config = cli.compose_config(
         [
             "data=tables",
@@ -182,8 +169,29 @@ def trained(folder, tables, *overrides) -> SavedRun:
             *overrides,
         ]
     )
-    train(config, folder / "run")
     return SavedRun(folder / "run", config, settings(config))
+
+
+def trained(folder, tables, *overrides) -> SavedRun:
+    run = described(folder, tables, *overrides)
+    train(run.config, run.folder)
+    return run
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """A run on columns of every kind; its tables lie in the folder old beside it."""
+    folder = tmp_path_factory.mktemp("everything")
+    write(folder / "old")
+    return trained(folder, folder / "old", *CASES["everything"])
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A run that reads labels of neighbours."""
+    folder = tmp_path_factory.mktemp("shown")
+    write(folder / "old")
+    return trained(folder, folder / "old", *NUMBERS, *LABEL, "train.label_input=0.5")
 
 
 def restored(run, tables=None, **paths):
@@ -198,18 +206,19 @@ def restored(run, tables=None, **paths):
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else []) for name in CASES],
 )
-def test_the_tables_of_the_training_as_new_data_give_the_same_bits(name, tmp_path):
+def test_the_tables_of_the_training_as_new_data_give_the_same_bits(name, tmp_path, everything):
     write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *CASES[name])
+    run = everything
+    if name != "everything":
+        run = trained(tmp_path, tmp_path / "old", *CASES[name])
     old, new = restored(run), restored(run, tmp_path / "old")
     assert torch.equal(old.setup.data.x, new.setup.data.x) and torch.equal(old.rows, new.rows)
     assert not new.setup.data.train_mask.any() and old.setup.data.train_mask.any()
     write(
         tmp_path / "bare", nodes=lambda table: table.drop(columns=["label", "split"])
     )  # which are not needed
-    if name != "values":
-        assert torch.equal(restored(run, tmp_path / "bare").rows, old.rows)
-    assert not list((tmp_path / "cache").glob("other-*"))
+    assert torch.equal(restored(run, tmp_path / "bare").rows, old.rows)
+    assert not list((run.folder.parent / "cache").glob("other-*"))
 
 
 def subjects(table: pd.DataFrame) -> pd.DataFrame:
@@ -334,10 +343,9 @@ def test_a_model_of_terms_refuses_data_without_texts_and_needs_no_columns(tmp_pa
         apply(setup.base.fitted, setup.data, setup.task)
 
 
-def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(tmp_path):
+def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(everything, tmp_path):
     """Means, frequencies of terms, categories, relations and marked columns are those of the training."""
-    write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *CASES["everything"])
+    run = everything
 
     def more_nodes(table):
         new = table.iloc[:5].assign(
@@ -425,42 +433,18 @@ def test_nodes_of_the_training_keep_the_scores_of_models_that_have_not_seen_them
     assert not len(kept.nodes), "no row of the training is kept"
 
 
-def test_an_exported_model_reads_tables(tmp_path):
-    write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *CASES["everything"])
-    new_data.export(run, tmp_path / "model.pe")
+def test_an_exported_model_reads_tables(everything, tmp_path):
+    old = everything.folder.parent / "old"
+    new_data.export(everything, tmp_path / "model.pe")
     config, shared = cli.load_run(tmp_path / "model.pe", trusts=False)
-    assert str(tmp_path) not in shared["config"]
+    assert str(old) not in shared["config"]
     opened = SavedRun(tmp_path / "model.pe", config, {}, shared=shared)
     with pytest.raises(
         ValueError, match="name those to predict by data.edges.path and data.nodes.path"
     ):
         restored(opened)
-    found = restored(
-        opened, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet"
-    )
-    assert torch.equal(found.rows, restored(run).rows)
-
-
-def test_links_of_other_tables(tmp_path):
-    write(tmp_path / "old")
-    run = trained(
-        tmp_path,
-        tmp_path / "old",
-        *NUMBERS,
-        *EDGES,
-        "task=link",
-        "data.split=random",
-        "data.degrees=false",
-    )
-    pairs = tmp_path / "pairs.csv"
-    pairs.write_text("source,target\nn0,n1\nn2,n59\n")
-    new = NewDataConfig(folder=str(tmp_path / "old"))
-    found = predicted(run, data=new, pairs=str(pairs), output="links.csv")
-    assert found.setup.kind.tensors(found)["logits"].shape == (2,)
-    old = predicted(run, pairs=str(pairs), output="links.csv")
-    assert torch.equal(found.setup.data.x, old.setup.data.x), "columns of numbers hide no link"
-    assert found.setup.data.num_edges > old.setup.data.num_edges, "training hides some"
+    found = restored(opened, nodes=old / "nodes.csv", edges=old / "edges.parquet")
+    assert torch.equal(found.rows, restored(everything).rows)
 
 
 @pytest.mark.slow
@@ -538,23 +522,6 @@ def test_marks_of_empty_cells_are_those_of_the_training(everything, tmp_path, ca
     assert "empty cells in size, taken for the mean, with a column that marks them" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_preparation_of_before_that_was_killed_is_completed(tmp_path):
-    """A journal of an earlier version has x and not what was learned."""
-    write(tmp_path / "old")
-    config = trained(tmp_path, tmp_path / "old", *CASES["everything"]).config
-    writer = StoreWriter(tmp_path / "again.store", "key")
-    with writer:
-        tables.write_store(config.data, writer)
-    with StoreWriter(tmp_path / "killed.store", "key") as writer:
-        writer.put("x", open_graph(tmp_path / "again.store").x)
-    with StoreWriter(tmp_path / "killed.store", "key") as writer:
-        assert writer.has("x")
-        tables.write_store(config.data, writer)
-    one, two = (open_graph(tmp_path / f"{name}.store") for name in ("again", "killed"))
-    assert torch.equal(one.x, two.x) and torch.equal(one.fitted, two.fitted)
-
-
 @pytest.mark.parametrize(
     "changes, says",
     [
@@ -624,13 +591,6 @@ def test_nodes_without_an_edge_are_predicted(everything, tmp_path):
     assert torch.equal(found.rows[:1], restored(everything, tmp_path / "new").rows[:1])
 
 
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("everything")
-    write(folder / "old")
-    return trained(folder, folder / "old", *CASES["everything"])
-
-
 @pytest.mark.parametrize(
     "keys, new, says",
     [
@@ -654,8 +614,7 @@ def everything(tmp_path_factory):
     ids=["graph", "disk", "own data", "links"],
 )
 def test_runs_on_tables_say_what_they_cannot_predict(keys, new, says, tmp_path):
-    write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *keys)
+    run = described(tmp_path, tmp_path, *keys)
     with pytest.raises(ValueError) as error:
         predicted(run, data=NewDataConfig(**new))
     assert says in str(error.value)
@@ -687,17 +646,15 @@ def later(folder, **changes):
     write(folder, nodes=append, edges=link)
 
 
-def test_labels_that_the_model_saw_give_the_bits_of_the_training(tmp_path):
-    write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, "train.label_input=0.5")
+def test_labels_that_the_model_saw_give_the_bits_of_the_training(shown, tmp_path):
     write(
         tmp_path / "new",
         nodes=lambda table: table.assign(label=table["label"].where(table["split"] == "train", "")),
     )
     new = NewDataConfig(folder=str(tmp_path / "new"), known_labels="all")
-    shown, hidden = predicted(run, data=new).rows, restored(run, tmp_path / "new").rows
-    assert torch.equal(shown, predicted(run).rows)
-    assert not torch.equal(shown, hidden)
+    found = predicted(shown, data=new).rows
+    assert torch.equal(found, predicted(shown).rows)
+    assert not torch.equal(found, restored(shown, tmp_path / "new").rows)
 
 
 @pytest.mark.parametrize(
@@ -708,9 +665,11 @@ def test_labels_that_the_model_saw_give_the_bits_of_the_training(tmp_path):
     ],
     ids=["inputs", "simple method"],
 )
-def test_labels_of_new_rows_are_scored_and_no_inputs(keys, tmp_path, caplog):
-    write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, *keys)
+def test_labels_of_new_rows_are_scored_and_no_inputs(keys, shown, tmp_path):
+    run = shown
+    if "train.label_input=0.5" not in keys:
+        write(tmp_path / "old")
+        run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, *keys)
     later(tmp_path / "new")
     later(
         tmp_path / "other",
@@ -741,9 +700,8 @@ def test_labels_of_new_rows_are_scored_and_no_inputs(keys, tmp_path, caplog):
     )
 
 
-def test_a_class_that_the_training_did_not_see_is_refused_or_counted(tmp_path, caplog):
-    write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL)
+def test_a_class_that_the_training_did_not_see_is_refused_or_counted(shown, tmp_path, caplog):
+    run = shown
     later(
         tmp_path / "new",
         label=lambda table: table.assign(label=table["label"].where(table["id"] != "new4", "fine")),
@@ -766,7 +724,10 @@ def test_a_class_that_the_training_did_not_see_is_refused_or_counted(tmp_path, c
         evaluate(run, GNNEvaluateConfig(str(run.folder), data=replace(new, known_labels="all")))
     with pytest.raises(ValueError, match="there is nothing to score"):
         evaluate(
-            run, GNNEvaluateConfig(str(run.folder), data=replace(new, folder=str(tmp_path / "old")))
+            run,
+            GNNEvaluateConfig(
+                str(run.folder), data=replace(new, folder=str(run.folder.parent / "old"))
+            ),
         )
 
 

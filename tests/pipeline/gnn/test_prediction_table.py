@@ -1,6 +1,5 @@
 """Tables of predictions: what stands in them beside what the model says, and what is refused."""
 
-import builtins
 import gzip
 import shutil
 import types
@@ -29,8 +28,6 @@ MODEL = ["model.num_layers=2", "model.hidden_channels=8", "train.epochs=2"]
 READ = {
     ".parquet": pd.read_parquet,
     ".csv": pd.read_csv,
-    ".csv.gz": pd.read_csv,
-    ".tsv": lambda path: pd.read_csv(path, sep="\t"),
     ".tsv.gz": lambda path: pd.read_csv(path, sep="\t"),
 }
 
@@ -161,15 +158,10 @@ def test_likeliest_classes_and_their_probabilities(columns, run, tmp_path):
     "model, methods",
     [
         ([], ["exact", "views", "neighbor"]),
-        pytest.param(["model=revgnn"], ["exact"], marks=pytest.mark.slow),
         pytest.param(["model=pyg", "model.conv=SAGEConv"], ["views"], marks=pytest.mark.slow),
-        *(
-            pytest.param([f"model={name}"], ["exact"], marks=pytest.mark.slow)
-            for name in ("rgcn", "hgt")
-        ),
         (["model=custom", "model.path=tests.helpers.nets.Headed"], ["exact"]),
     ],
-    ids=["deepergcn", "revgnn", "pyg", "rgcn", "hgt", "custom"],
+    ids=["deepergcn", "pyg", "custom"],
 )
 def test_embeddings_are_what_the_head_reads(
     model, methods, classes, run, configure, tmp_path, monkeypatch
@@ -277,34 +269,6 @@ def test_a_node_has_the_same_scores_in_every_table(kind, monkeypatch):
         )
     assert found[0].shape == (1000, 4) and found[0].dtype == np.float32
     assert all(np.array_equal(found[0], table) for table in found[1:])
-
-
-def test_values_are_in_their_own_unit(configure, tmp_path):
-    g = torch.Generator().manual_seed(0)
-    node, y = torch.arange(30), 100 + 10 * torch.randn(30, 1, generator=g)
-    torch.save(
-        {
-            "edge_index": torch.stack([node, (node + 1) % 30]),
-            "x": y / 7,
-            "y": y,
-            "metric": "mae",
-            **masks_of(node),
-        },
-        tmp_path / "graph.pt",
-    )
-    train(configure("data=file", f"data.path={tmp_path / 'graph.pt'}", *MODEL), tmp_path / "run")
-    predict(
-        tmp_path / "run",
-        output=tmp_path / "nodes.parquet",
-        predictions=str(tmp_path / "values.pt"),
-        embeddings=True,
-    )
-    table, values = (
-        pd.read_parquet(tmp_path / "nodes.parquet"),
-        torch.load(tmp_path / "values.pt")["values"],
-    )
-    assert list(table) == ["id", "split", "value_0", "embedding"]
-    assert torch.equal(torch.tensor(table["value_0"]).unsqueeze(1), values) and values.mean() > 50
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".tsv"])
@@ -482,22 +446,6 @@ def test_what_cannot_be_written_is_refused_before_the_graph_is_opened(run, tmp_p
     with pytest.raises(ValueError, match="has the columns name, size"):
         predict(run, **far | dict(output_nodes="name.csv"))
     assert not (tmp_path / "a.csv").exists() and not (tmp_path / "a.pt").exists()
-
-
-def test_without_pyarrow_the_extra_is_named(run, tmp_path, monkeypatch):
-    found = builtins.__import__
-
-    def refuse(name, *arguments, **more):
-        if name.split(".")[0] == "pyarrow":
-            raise ImportError(name)
-        return found(name, *arguments, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(
-        ValueError, match=r"nodes.parquet needs pyarrow: pip install .* -e '.\[parquet\]'"
-    ):
-        predict(run, output=tmp_path / "nodes.parquet")
-    predict(run, output=tmp_path / "nodes.csv")
 
 
 @pytest.mark.parametrize(

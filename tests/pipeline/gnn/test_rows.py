@@ -25,6 +25,7 @@ from parallel_epochs.pipeline.run.schedule import Share
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predict
 from tests.helpers.purchases import (
     FUTURE,
+    KEYS,
     TIMES,
     change_future,
     make_labels,
@@ -57,13 +58,8 @@ def folder(tmp_path_factory):
 
 
 def keys_of(folder, *overrides):
-    return [
-        *write_purchases(
-            folder, *[pd.read_csv(folder / name) for name in ("orders.csv", "labels.csv")]
-        ),
-        f"cache_dir={folder / 'cache'}",
-        *overrides,
-    ]
+    files = [f"data.folder={folder}", f"data.schema={folder / 'schema.yaml'}"]
+    return [*KEYS, *files, f"cache_dir={folder / 'cache'}", *overrides]
 
 
 def opened(folder, *overrides):
@@ -276,55 +272,47 @@ def test_rows_about_one_node_are_in_one_fold(folder):
     assert sorted(fold.unique().tolist()) == [-1, *range(folds.NUM_FOLDS)]
 
 
-def test_a_run_predicts_rows_without_labels_as_it_predicted_them_in_the_training(folder, tmp_path):
-    summary, own = run_of(folder, tmp_path / "run", "task.base=trees", "task.candidate=offset")
-    assert evaluate(EvaluateConfig(run=str(tmp_path / "run")))["test"] == pytest.approx(
-        summary["test"]
-    )
+@pytest.fixture(scope="module")
+def of_trees(folder):
+    """The folder of a run whose network reads the scores of trees, its summary and its predictions."""
+    run = folder / "run"
+    return run, *run_of(folder, run, "task.base=trees", "task.candidate=inputs")
+
+
+def ask(run, rows, scratch):
+    """Predict the rows of a label table that has no labels."""
+    rows.to_csv(scratch / "asked.csv", index=False)
+    new = NewDataConfig(label_table=str(scratch / "asked.csv"))
+    predict(EvaluateConfig(run=str(run), output=str(scratch / "new.csv"), data=new))
+    return pd.read_csv(scratch / "new.csv")
+
+
+def test_a_run_predicts_rows_without_labels_as_it_predicted_them_in_the_training(
+    of_trees, tmp_path
+):
+    run, summary, own = of_trees
+    assert evaluate(EvaluateConfig(run=str(run)))["test"] == pytest.approx(summary["test"])
     asked = make_labels(make_orders()).drop(columns="label")
-    asked[asked.time == 100].to_csv(folder / "asked.csv", index=False)
-    predict(
-        EvaluateConfig(
-            run=str(tmp_path / "run"),
-            output=str(tmp_path / "new.csv"),
-            data=NewDataConfig(label_table=str(folder / "asked.csv")),
-        )
-    )
-    found = pd.read_csv(tmp_path / "new.csv")
+    found = ask(run, asked[asked.time == 100], tmp_path)
     assert (
         list(found)[:3] == ["id", "time", "split"]
         and (found.split == "unknown").all()
         and len(found) == 30
     )
     assert (found.score_label.to_numpy() == own[own.time == 100].score_label.to_numpy()).all()
+    with pytest.raises(ValueError, match="data.label_table=FILE"):
+        predict(EvaluateConfig(run=str(run), output="o.csv", output_nodes="ids.csv"))
 
 
-def test_the_prediction_of_a_row_does_not_depend_on_the_others_of_its_table(folder, tmp_path):
+def test_the_prediction_of_a_row_does_not_depend_on_the_others_of_its_table(of_trees, tmp_path):
     """Not even where nothing has happened at its node yet."""
-    run, orders = tmp_path / "run", make_orders()
-    train(
-        cli.compose_config(
-            keys_of(folder, "task.base=trees", "task.candidate=inputs", "train.epochs=1")
-        ),
-        run,
+    orders, names = make_orders(), [f"u{number}" for number in range(30)]
+    bare = next(name for name in names if not (orders[orders.day < 20].user == name).any())
+    alone, together = (
+        ask(of_trees[0], pd.DataFrame({"id": own, "time": 20}), tmp_path).set_index("id")
+        for own in ([bare], names)
     )
-    bare = next(
-        f"u{number}"
-        for number in range(30)
-        if not (orders[orders.day < 20].user == f"u{number}").any()
-    )
-    found = []
-    for name in ([bare], [f"u{number}" for number in range(30)]):
-        pd.DataFrame({"id": name, "time": 20}).to_csv(tmp_path / "asked.csv", index=False)
-        predict(
-            EvaluateConfig(
-                run=str(run),
-                output=str(tmp_path / "new.csv"),
-                data=NewDataConfig(label_table=str(tmp_path / "asked.csv")),
-            )
-        )
-        found.append(pd.read_csv(tmp_path / "new.csv").set_index("id").score_label[bare])
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert alone.score_label[bare] == pytest.approx(together.score_label[bare], abs=1e-6)
 
 
 def test_rows_that_the_training_did_not_have_are_scored(folder, tmp_path):
@@ -416,8 +404,10 @@ def test_batches_have_each_training_row_once_with_the_node_that_it_asks_about(ov
         )
 
 
-@pytest.mark.parametrize(("made", "metric"), [("any", "rocauc"), ("count", "rmse")])
-@pytest.mark.parametrize("start", [[], ["data.time_column=since"]])
+@pytest.mark.parametrize(
+    ("made", "metric", "start"),
+    [("any", "rocauc", []), ("count", "rmse", ["data.time_column=since"])],
+)
 def test_events_become_rows_at_the_begin_of_each_window_of_entities_that_exist_then(
     made, metric, start, folder
 ):
@@ -468,15 +458,8 @@ def test_the_labels_of_a_graph_with_one_type_of_nodes_have_times(tmp_path):
         f"cache_dir={tmp_path / 'cache'}",
     ]
     assert np.isfinite(train(cli.compose_config(keys), tmp_path / "run")["best_valid"])
-    pd.DataFrame({"id": ["u1", "u2"], "time": 120}).to_csv(tmp_path / "asked.csv", index=False)
-    predict(
-        EvaluateConfig(
-            run=str(tmp_path / "run"),
-            output=str(tmp_path / "new.csv"),
-            data=NewDataConfig(label_table=str(tmp_path / "asked.csv")),
-        )
-    )
-    assert pd.read_csv(tmp_path / "new.csv").id.tolist() == ["u1", "u2"]
+    asked = pd.DataFrame({"id": ["u1", "u2"], "time": 120})
+    assert ask(tmp_path / "run", asked, tmp_path).id.tolist() == ["u1", "u2"]
 
 
 @pytest.mark.parametrize(
@@ -592,16 +575,6 @@ def test_windows_without_an_event_are_refused(tmp_path):
             EVENTS,
             "data.train_until=null",
             "data.valid_until=null",
-        )
-
-
-def test_output_nodes_and_tables_of_runs_without_label_table_are_refused(folder, tmp_path):
-    train(cli.compose_config(keys_of(folder, "train.epochs=1")), tmp_path / "run")
-    with pytest.raises(ValueError, match="data.label_table=FILE"):
-        predict(
-            EvaluateConfig(
-                run=str(tmp_path / "run"), output=str(tmp_path / "o.csv"), output_nodes="ids.csv"
-            )
         )
 
 

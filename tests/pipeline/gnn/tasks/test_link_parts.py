@@ -218,15 +218,6 @@ def test_negatives_are_fresh_for_each_round_draw_and_batch_and_repeat():
     assert tuple(named(other, "negatives")) not in {negatives for negatives, _ in drawn.values()}
 
 
-def test_the_ranks_of_a_split_share_out_what_one_process_draws():
-    data = link_graph()
-    whole = list(loader_of(data, 2, pairs_per_step=10).batches(2, Share()))
-    for rank in range(2):
-        mine = list(loader_of(data, 2, pairs_per_step=10).batches(2, Share(first=rank, stride=2)))
-        assert [named(b, "negatives") for b in mine] == [
-            named(b, "negatives") for b in whole[rank::2]
-        ]
-        assert [named(b, "pairs") for b in mine] == [named(b, "pairs") for b in whole[rank::2]]
 
 
 def test_hidden_pairs_are_those_of_the_step_alone():

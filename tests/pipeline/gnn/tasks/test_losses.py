@@ -15,9 +15,8 @@ from parallel_epochs.pipeline.gnn.kinds.labels import warn_of_one_value
 from parallel_epochs.pipeline.gnn.tasks.losses import LabelLoss, Weights
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from tests.helpers import building as build
-from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, task_graph
-from tests.helpers.running import TOY, train
+from tests.helpers.running import TOY
 
 WEIGHTS = [0.5, 3.0, 0.25, 1.0]
 CPU = torch.device("cpu")
@@ -128,16 +127,12 @@ def test_the_metric_is_that_without_weights(configure):
             ["task.class_weights=[1,0]"],
             "task.class_weights: number 2 of 2 is 0. Give positive numbers",
         ),
-        (["task.class_weights=[1,-2.5]"], "task.class_weights: number 2 of 2 is -2.5"),
-        (["task.class_weights=[nan,1]"], "task.class_weights: number 1 of 2 is nan"),
-        (["task.class_weights=[1,inf]"], "task.class_weights: number 2 of 2 is inf"),
         (["task.class_weights=[1,1e-50]"], "task.class_weights: number 2 of 2 is 1e-50"),
         (["task.class_weights=[1,true]"], "task.class_weights: number 2 of 2 is True"),
         (
             ["task.class_weights=balance"],
             "task.class_weights=balance is unknown. Choose balanced, or give a list",
         ),
-        (["task.class_weights=2"], "task.class_weights=2 is unknown"),
         (["task.class_weights=[]"], r"task.class_weights=\[\] is unknown"),
         (
             ["task=link", "task.class_weights=balanced"],
@@ -247,25 +242,6 @@ def test_a_class_is_named_by_its_name():
         NodeTask(data, class_weights="balanced")
     weighted = NodeTask(data, class_weights=[2.0, 1.0, 5.0])
     assert str(weighted.label_loss) == "class weights: 1 (rare) to 5 (games)"
-
-
-@pytest.mark.slow
-def test_a_run_on_whole_graphs_says_what_its_loss_is(tmp_path, configure, caplog):
-    caplog.set_level("INFO")
-    summary = train(
-        configure(
-            "+experiment=ogbg_molhiv",
-            f"data.folder={write_graphs(tmp_path / 'toy', 'ogbg-molhiv')}",
-            "train.epochs=1",
-            "model.num_layers=2",
-            "model.hidden_channels=8",
-            "loader.batch_size=5",
-            "task.class_weights=[7]",
-        ),
-        tmp_path / "run",
-    )
-    assert summary["data_epochs"] == 1
-    assert "loss: weights of positive labels: 7 (0)" in caplog.text
 
 
 @pytest.mark.parametrize(
