@@ -5,7 +5,6 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from parallel_epochs.pipeline.gnn.average import WeightAverage
-from parallel_epochs.pipeline.gnn.config import GNNTrainConfig
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, open_trainer
 from tests.helpers.pretend_gpu import GPU, PretendGPU
 from tests.helpers.running import TOY, train
@@ -95,7 +94,3 @@ def test_averages_go_on_where_the_weights_are():
             torch.equal(average.weights()[name], value / 2)
             for name, value in model.state_dict().items()
         )
-
-
-def test_no_average_is_the_default():
-    assert GNNTrainConfig().ema == 0.0

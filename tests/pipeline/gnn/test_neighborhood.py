@@ -32,12 +32,10 @@ NODES = torch.tensor([700, 3, 41, 899])
         [],
         ["model.norm=batch", "train.label_input=0.5", "data.propagate=2"],
         ["features=embedding", "model.block=dense"],
-        [*PYG, "model.conv=GCNConv"],
         [*PYG, "model.conv=GATv2Conv"],
-        [*PYG, "model.conv=GatedGCNConv"],
         [*PYG, "model.conv=EdgeConv", "model.jk=cat"],
     ],
-    ids=["default", "labels", "learned", "gcn", "gatv2", "gated", "edgeconv"],
+    ids=["default", "labels", "learned", "gatv2", "edgeconv"],
 )
 def test_some_nodes_are_predicted_as_from_the_whole_graph(keys, configure):
     config = configure(*SPARSE, *keys)

@@ -124,7 +124,6 @@ def test_the_whole_graph_as_a_batch_shares_the_graph_and_its_edges(configure, tm
     "without, least, trained, rest",
     [
         (1, 10, ["2"], 56),
-        pytest.param(2, 10, ["1"], 36, marks=pytest.mark.slow),
         (3, 6, ["1", "2"], 6),
     ],
 )

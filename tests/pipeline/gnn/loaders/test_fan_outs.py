@@ -18,7 +18,7 @@ from parallel_epochs.scripts.report.document import page
 from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers.building import open_graph
 from tests.helpers.graphs import make_graph, random_graph
-from tests.helpers.running import rounds_of, train
+from tests.helpers.running import train
 from tests.helpers.typed_graphs import write_hetero
 from tests.pipeline.gnn.loaders.test_neighbor import BACKENDS
 
@@ -177,11 +177,7 @@ def test_a_run_draws_by_relation_and_says_so_in_the_log_and_in_the_report(
         "evaluation=neighbor",
         "evaluation.num_neighbors={user.buys.item: [-1,-1], default: [5,5]}",
     )
-    first, again = (train(config, tmp_path / name)["test"] for name in ("first", "again"))
-    assert (
-        first == again
-        and rounds_of(tmp_path / "first")[0]["loss"] == rounds_of(tmp_path / "again")[0]["loss"]
-    )
+    train(config, tmp_path / "first")
     assert "num_neighbors={buys:[4,3],default:[2,2]}, 3 batches of 4 of 10 seeds" in caplog.text
     assert "4, 3 (buys); 2, 2 (default) neighbours of a node at each hop" in page(
         [read_run(tmp_path / "first")]

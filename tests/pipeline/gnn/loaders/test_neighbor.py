@@ -408,9 +408,6 @@ def test_numbers_of_neighbours_are_a_list_of_integers(value, configure):
         configure(*NEIGHBOR, f"loader.num_neighbors={value}")
 
 
-@pytest.mark.parametrize("num_layers, usual", [(1, [15]), (2, [15, 10]), (4, [15, 10, 5, 5])])
-def test_without_numbers_each_layer_has_the_usual_one(num_layers, usual, configure):
-    assert configure(*TOY, "loader=neighbor", f"model.num_layers={num_layers}").fan_outs == usual
 
 
 @pytest.fixture(scope="module")

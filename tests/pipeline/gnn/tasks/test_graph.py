@@ -317,9 +317,7 @@ def test_missing_labels_are_left_out_of_the_loss(config_of):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["train.precision=bf16"],
         ["parallel.num_ranks=2"],
-        ["task.pool=max"],
         ["model.virtual_node=none", "model.norm=layer", "loader.batch_size=1"],
     ],
 )

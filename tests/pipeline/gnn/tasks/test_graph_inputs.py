@@ -66,7 +66,6 @@ def at(row, column, value):
             at(1, 0, 119),
             r"node-feat.csv.gz: row 1, column 0 \(from 0\) holds 119; .* categories 0 to 118",
         ),
-        ("node-feat", at(0, 8, -1), r"row 0, column 8 \(from 0\) holds -1"),
         (
             "node-feat",
             lambda table: table[:, :8],
@@ -77,7 +76,6 @@ def at(row, column, value):
             lambda table: table + 0.5,
             "row 0 .from 0. holds 9.5, which is not a whole number",
         ),
-        ("node-feat", lambda table: table[1:], "rows, and must have"),
         (
             "edge-feat",
             at(0, 1, 6),
@@ -154,11 +152,6 @@ def test_a_wrong_folder_is_said(folder, tmp_path, ogb_toy):
             ["data.components=largest"],
             "data.components=largest needs one graph, but data=ogb_graph holds many graphs",
         ),
-        (
-            ["data.to_undirected=true"],
-            "data.to_undirected=true needs one graph, but data=ogb_graph holds many graphs",
-        ),
-        (["task.pool=none"], "task.pool=none is unknown; choose one of mean, sum, max"),
     ],
 )
 def test_what_does_not_go_with_whole_graphs_is_refused(overrides, message, folder, configure):

@@ -218,8 +218,6 @@ def test_negatives_are_fresh_for_each_round_draw_and_batch_and_repeat():
     assert tuple(named(other, "negatives")) not in {negatives for negatives, _ in drawn.values()}
 
 
-
-
 def test_hidden_pairs_are_those_of_the_step_alone():
     data = link_graph(edge_attr=None)
     data.edge_attr = (
