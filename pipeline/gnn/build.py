@@ -73,7 +73,6 @@ def check(config: GNNConfig) -> None:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
     config = config.representative
     kind_of(config).check()
-    LOADERS[config.loader.name].check(config)
     machine = estimate.machine_of(config)
     if config.data.device == "cuda" and not machine.on_gpu:
         raise ValueError(

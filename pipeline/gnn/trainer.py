@@ -304,8 +304,6 @@ class GNNTrainer:
         pulse.beat("drawing the first partition", pulse.State.LONG)
         with self._ranks.first_then_others():  # METIS leaves its cut in the cache
             drawn = self.loader.draw(self.progress.round, self.schedule.share(self.progress.epochs))
-        if any(isinstance(module, torch.nn.BatchNorm1d) for module in self.model.modules()):
-            self.loader.check_batch_norm(drawn)
         if not self._ranks.is_first:
             return {}
         records = self.loader.measure(drawn, time.perf_counter() - start)

@@ -1,8 +1,6 @@
 """Loaders by name: what each asks of a configuration, and how it is built."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,25 +16,12 @@ from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.gnn.loaders.snapshots import SnapshotLoader
-from parallel_epochs.pipeline.graph.partitioner import Partitioner, check_engine
+from parallel_epochs.pipeline.graph.partitioner import Partitioner
 from parallel_epochs.pipeline.graph.stream import ClusterStream
 from parallel_epochs.pipeline.names import SNAPSHOT
 
-
-@dataclass(frozen=True)
-class LoaderKind:
-    """A loader.
-
-    Attributes:
-        build: builds it for a graph; a ValueError if it does not fit.
-        check: refuses a configuration that it cannot serve here.
-        num_nodes: the least number of nodes of a batch, and the key to change where that is too many; None if it is
-            not known yet.
-    """
-
-    build: Callable[[GNNConfig, Data, Kind, torch.device], Loader]
-    check: Callable[[GNNConfig], None]
-    num_nodes: Callable[[GNNConfig, Data], tuple[int, str] | None]
+# Builds the loader of a graph; a ValueError if it does not fit.
+Builder = Callable[[GNNConfig, Data, Kind, torch.device], Loader]
 
 
 def check_evaluation(config: GNNConfig, data: Data) -> None:
@@ -83,7 +68,7 @@ def build_loader(
     Raises:
         ValueError: it does not fit the graph.
     """
-    build = LOADERS[config.loader.name].build
+    build = LOADERS[config.loader.name]
     if SNAPSHOT not in data:
         return build(config, data, kind, device)
     return SnapshotLoader(
@@ -91,8 +76,8 @@ def build_loader(
     )
 
 
-def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
-    """Return the record of a loader of clusters, from which a kind may make batches of its own."""
+def of_clusters(loader: type[ClusterLoader]) -> Builder:
+    """Return what builds a loader of clusters, from which a kind may make batches of its own."""
 
     def build(config: GNNConfig, data: Data, kind: Kind, device: torch.device) -> Loader:
         partitioner = build_partitioner(
@@ -108,17 +93,7 @@ def of_clusters(loader: type[ClusterLoader]) -> LoaderKind:
             )
         )
 
-    return LoaderKind(build, lambda config: check_engine(config.partition.name), _nodes_of_clusters)
-
-
-def _nodes_of_clusters(config: GNNConfig, data: Data) -> tuple[int, str] | None:
-    partition = config.partition
-    if partition.num_parts == keys.AUTO:  # until the number is chosen
-        return None
-    num_parts = partition.num_clusters
-    return math.ceil(data.num_nodes / num_parts) * min(
-        partition.clusters_per_step, num_parts
-    ), "raise partition.num_parts"
+    return build
 
 
 def _build_neighbor_loader(
@@ -133,11 +108,6 @@ def _build_neighbor_loader(
     )
 
 
-def _nodes_of_seeds(config: GNNConfig, data: Data) -> tuple[int, str]:
-    # And their neighbours, if there are any.
-    return min(config.loader.batch_size, int(data.train_mask.sum())), "lower loader.batch_size"
-
-
 def _build_graph_loader(
     config: GNNConfig, data: Data, kind: Kind, device: torch.device
 ) -> GraphLoader:
@@ -150,15 +120,9 @@ def _build_graph_loader(
     )
 
 
-def _nodes_of_graphs(config: GNNConfig, data: Data) -> tuple[int, str]:
-    return math.ceil(
-        data.num_nodes / (data.ptr.numel() - 1) * config.loader.batch_size
-    ), "lower loader.batch_size"
-
-
 # One line for each member of loaders/.
-LOADERS: dict[str, LoaderKind] = {
+LOADERS: dict[str, Builder] = {
     "cluster": of_clusters(ClusterLoader),
-    "neighbor": LoaderKind(_build_neighbor_loader, lambda config: None, _nodes_of_seeds),
-    "graph": LoaderKind(_build_graph_loader, lambda config: None, _nodes_of_graphs),
+    "neighbor": _build_neighbor_loader,
+    "graph": _build_graph_loader,
 }

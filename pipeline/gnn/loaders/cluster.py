@@ -119,19 +119,6 @@ class ClusterLoader:
         for cluster, batch in zip(clusters, subgraphs):
             yield self._finish(batch, cluster)
 
-    def check_batch_norm(self, partition: Partition) -> None:
-        """Refuse a partition with a cluster of one node.
-
-        Raises:
-            ValueError: names the keys.
-        """
-        if (smallest := int(partition.ptr.diff().min())) < 2:
-            raise ValueError(
-                f"{partition.num_parts:,} batches of {partition.perm.numel():,} nodes: the smallest has "
-                f"{smallest}, and batch norm needs two nodes to train. Lower partition.num_parts, or "
-                "raise partition.clusters_per_step"
-            )
-
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw, log the result, and return it as a record for metrics.jsonl.
 

@@ -93,19 +93,6 @@ class GraphLoader:
             hand_over(batch, self.device) for batch in self._select(graphs, places)
         )
 
-    def check_batch_norm(self, partition: Partition) -> None:
-        """Refuse a draw with a batch of one graph.
-
-        Raises:
-            ValueError: names the key.
-        """
-        if int(partition.ptr.diff().min()) < 2:
-            raise ValueError(
-                f"{partition.num_parts:,} batches of {partition.perm.numel():,} graphs: the smallest has "
-                "one, and batch norm needs two graphs to train. Raise loader.batch_size, or set "
-                "model.norm=layer"
-            )
-
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw and say so: a record for who writes it down.
 

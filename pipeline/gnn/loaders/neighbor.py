@@ -87,33 +87,6 @@ class NeighborLoader:
         """Batches of a draw."""
         return -(-self._nodes.numel() // self._batch_size)
 
-    @property
-    def least_nodes(self) -> int:
-        """Return 1 if some draw may make a batch of a single node, else 2: batch norm needs two."""
-        if self._nodes.numel() % self._batch_size != 1 and self._batch_size > 1:
-            return 2
-        src, dst = self.data.edge_index.as_tensor().long()
-        if isinstance(self._fan_outs, Tensor):
-            return 1 if self._may_draw_loops_alone(src, dst, self._fan_outs[0]) else 2
-        degree, loops = (
-            torch.bincount(nodes, minlength=self.data.num_nodes)[self._nodes]
-            for nodes in (dst, dst[src == dst])
-        )
-        most = self._fan_outs[0]
-        return 1 if bool((loops >= (degree if most < 0 else degree.clamp(max=most))).any()) else 2
-
-    def _may_draw_loops_alone(self, src: Tensor, dst: Tensor, most: Tensor) -> bool:
-        """Tell whether some seed may draw nothing but edges from itself, of each relation."""
-        rows, row_of, degree = (dst * len(most) + self.data.edge_attr[:, 0].long()).unique(
-            return_inverse=True, return_counts=True
-        )
-        loops = torch.bincount(row_of[src == dst], minlength=len(rows))
-        limit = most[rows % len(most)]
-        has_others = loops < torch.where(limit < 0, degree, torch.minimum(degree, limit))
-        is_safe = torch.zeros(self.data.num_nodes, dtype=torch.bool)
-        is_safe[rows[has_others] // len(most)] = True
-        return not bool(is_safe[self._nodes].all())
-
     def place(self, put: Callable[[Data], Data]) -> None:
         """Make the batches from a copy of the graph on another device from now on."""
         self.graph = put(self.data)
@@ -148,18 +121,6 @@ class NeighborLoader:
             batch.cluster = number
             batch.target = torch.arange(len(nodes), device=nodes.device) < num_seeds
             yield hand_over(batch, self.device)
-
-    def check_batch_norm(self, order: SeedOrder) -> None:
-        """Refuse batches that may hold a single node.
-
-        Raises:
-            ValueError: names the keys.
-        """
-        if self.least_nodes < 2:
-            raise ValueError(
-                "batch norm needs two nodes to train, but a batch may hold a single training node without "
-                "neighbours. Set another loader.batch_size, or model.norm=layer"
-            )
 
     def measure(self, order: SeedOrder, seconds: float) -> dict[str, dict]:
         """Draw some batches, measure them and say so: a record for who writes it down.

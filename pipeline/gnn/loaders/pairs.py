@@ -182,10 +182,6 @@ class PairLoader:
         free = targets >= 0
         return torch.stack([sources[free], candidates[targets[free]]], dim=1)
 
-    def check_batch_norm(self, partition: Partition) -> None:
-        """Refuse a partition with a cluster of one node."""
-        self.clusters.check_batch_norm(partition)
-
     def measure(self, partition: Partition, seconds: float) -> dict[str, dict]:
         """Measure a draw and say so: records for who writes them down.
 

@@ -144,10 +144,6 @@ class SnapshotLoader:
         """Draw what a share of the last snapshot is a part of."""
         return self._loader(self._numbers[-1]).draw(round_, share)
 
-    def check_batch_norm(self, drawn: object) -> None:
-        """Refuse a draw with batches too small for batch norm."""
-        self._loader(self._numbers[-1]).check_batch_norm(drawn)
-
     def measure(self, drawn: object, seconds: float) -> dict[str, dict]:
         """Measure a draw of the last snapshot with training rows, and say so."""
         log.info("snapshots: %d with training rows; the last one:", len(self._numbers))

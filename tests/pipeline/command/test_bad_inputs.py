@@ -618,10 +618,6 @@ LATER = [
     ),
 ]
 
-TOO_SMALL = (
-    "batches of 240 nodes: the smallest has <*>, and batch norm needs two nodes to train. Lower "
-    "partition.num_parts, or raise partition.clusters_per_step"
-)
 # What the graph tells that is opened: the small one of running.TOY, of 240 nodes.
 MISFITS = [
     (
@@ -633,9 +629,6 @@ MISFITS = [
         "data.components=9",
         "data.components=9 does not exist: the graph's components are numbered from 1 to 1",
     ),
-    ("model.norm=batch partition.num_parts=240", f"240 {TOO_SMALL}"),
-    ("model.norm=batch partition.num_parts=239", f"239 {TOO_SMALL}"),
-    ("model.norm=batch partition=metis partition.num_parts=200", f"200 {TOO_SMALL}"),
 ]
 
 

@@ -10,9 +10,7 @@ from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import fan_outs_of
-from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.graph.sampling import NeighborSampler
 from parallel_epochs.scripts.report.document import page
 from parallel_epochs.scripts.report.runs import read_run
@@ -136,30 +134,6 @@ def test_numbers_that_fit_no_relation_are_refused(given, error, typed):
         ValueError, match="names relations, and this graph has one type of nodes. Give a list"
     ):
         fan_outs_of(given, Graph(num_nodes=3))
-
-
-@pytest.mark.parametrize(
-    "given, nodes, least",
-    [
-        ([1], [0, 1], 1),
-        ({"default": [1]}, [0, 1], 2),
-        ({"b": [1], "c": [0]}, [0, 1], 1),
-        ({"b": [-1], "c": [1]}, [0, 1], 2),
-        ({"b": [-1], "c": [1]}, [1, 2], 1),
-    ],
-)
-def test_seeds_that_may_be_alone_are_known(given, nodes, least):
-    # Node 0 has a loop of relation b and an edge of c, node 1 an edge of b, and node 2 none.
-    graph = make_graph(
-        [(0, 0), (1, 0), (2, 1)],
-        3,
-        x=torch.ones(3, 1),
-        edge_attr=torch.tensor([[0.0], [1.0], [0.0]]),
-    )
-    graph.types = GraphTypes(["a"], [3], [1], [("a", "b", "a"), ("a", "c", "a")])
-    assert (
-        NeighborLoader(graph, given, batch_size=1, nodes=torch.tensor(nodes)).least_nodes == least
-    )
 
 
 def test_a_run_draws_by_relation_and_says_so_in_the_log_and_in_the_report(

@@ -302,46 +302,6 @@ def test_isolated_nodes_are_batches_without_edges():
     assert batch.num_nodes == 1 and batch.num_edges == 0 and batch.n_id.tolist() == [4]
 
 
-@pytest.mark.parametrize(
-    "num_seeds, batch_size, num_neighbors, least",
-    [
-        (2, 2, [2], 2),
-        (2, 1, [2], 2),
-        (3, 2, [2], 2),
-        (3, 2, [1], 1),
-        (4, 3, [2], 1),
-        (4, 2, [2], 2),
-        (4, 1, [-1], 1),
-        (3, 1, [-1], 2),
-    ],
-)
-def test_seeds_that_may_be_alone_are_known_and_refused_with_batch_norm(
-    num_seeds, batch_size, num_neighbors, least, configure
-):
-    # A pair, one with a loop and an edge, and one with a loop alone.
-    data = make_graph(
-        [(0, 1), (1, 0), (2, 2), (0, 2), (3, 3)], 5, x=torch.ones(5, 2), y=torch.zeros(5, 1)
-    )
-    data.train_mask = torch.arange(5) < num_seeds
-    loader = NeighborLoader(data, num_neighbors, batch_size=batch_size)
-    assert loader.least_nodes == least
-    drawn = {batch.num_nodes for round_ in range(40) for batch in batches(loader, round_)}
-    assert min(min(drawn), 2) == least
-    config = configure(
-        *TOY,
-        "loader=neighbor",
-        f"loader.num_neighbors={num_neighbors}",
-        "model.num_layers=1",
-        f"loader.batch_size={batch_size}",
-        "model.norm=batch",
-    )
-    refused = pytest.raises(
-        ValueError, match="batch norm needs two nodes .* Set another loader.batch_size"
-    )
-    with refused if least == 1 else contextlib.nullcontext():
-        build.build_trainer(config, data, torch.device("cpu")).describe()
-
-
 def test_a_graph_without_training_nodes_is_refused():
     with pytest.raises(
         ValueError, match="draws the neighbours of training nodes, but the graph has no training"
@@ -406,8 +366,6 @@ def test_impossible_numbers_of_neighbours_are_refused_by_name(overrides, message
 def test_numbers_of_neighbours_are_a_list_of_integers(value, configure):
     with pytest.raises(cli.USER_ERRORS, match="loader.num_neighbors"):
         configure(*NEIGHBOR, f"loader.num_neighbors={value}")
-
-
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,6 @@ def assert_same_batches(config):
     with pretended() as waited:
         loader.place(partial(put_on, device=DEVICE))
         drawn = loader.draw(0, Share())
-        loader.check_batch_norm(drawn)
         loader.measure(drawn, 0.0)
         for round_, batches in enumerate(expected):
             found = list(loader.batches(round_, Share(1, round_, 2)))

@@ -14,7 +14,7 @@ from parallel_epochs.pipeline.data.config import OGBGraphConfig
 from parallel_epochs.pipeline.gnn.loaders.graph import GraphLoader
 from parallel_epochs.pipeline.gnn.tasks.graph import GraphTask
 from parallel_epochs.pipeline.graph.union import select_graphs
-from parallel_epochs.pipeline.run.schedule import Schedule, Share
+from parallel_epochs.pipeline.run.schedule import Schedule
 from parallel_epochs.scripts.report.document import page
 from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers import building as build
@@ -50,16 +50,6 @@ def config_of(toys, configure):
 def molecules(toys):
     config = OGBGraphConfig(folder=str(toys["ogbg-molhiv"]))
     return prepare_as(config, read(config))
-
-
-def test_batch_norm_needs_two_graphs_to_a_batch(molecules):
-    pairs, single = (GraphLoader(molecules, batch_size=size) for size in (2, 1))
-    pairs.check_batch_norm(pairs.draw(0, Share()))
-    with pytest.raises(
-        ValueError,
-        match="the smallest has one, and batch norm needs two graphs .* Raise loader.batch",
-    ):
-        single.check_batch_norm(single.draw(0, Share()))
 
 
 @pytest.mark.parametrize("conv", ["GINEConv", "ResGatedGraphConv", "GATConv", "GatedGCNConv"])
