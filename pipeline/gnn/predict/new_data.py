@@ -16,7 +16,6 @@ from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_
 from parallel_epochs.pipeline.data.config import DATASETS
 from parallel_epochs.pipeline.data.degrees import add_degrees
 from parallel_epochs.pipeline.data.learned import (
-    FITTED,
     PREPROCESSING,
     Learned,
     check_columns,
@@ -24,7 +23,6 @@ from parallel_epochs.pipeline.data.learned import (
 )
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.data.propagate import propagate
-from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
@@ -62,29 +60,10 @@ TIMES_OF_EDGES = ("data.edge_time", "data.edges.time")
 
 
 def write_start(setup: Setup, folder: Path) -> None:
-    """Keep with a run what the preparation of its data learned, where it can be known and is not kept already."""
-    if why_not(setup.config, 1.0) is not None or files.is_there(folder / PREPROCESSING):
-        return
-    if not _is_known(setup):
-        log.info(
-            "the model will not predict other data: an earlier version prepared these in %s/graphs. Delete that "
-            "folder to prepare them again",
-            setup.config.cache_dir,
-        )
-    else:
-        checkpoint.save(
-            folder / PREPROCESSING,
-            learn_of(setup).to_dict() | {"data_hash": setup.data.get("content_hash")},
-        )
-
-
-def _is_known(setup: Setup) -> bool:
-    """Tell whether the cache has all that was learned; what earlier versions kept there has not."""
-    if setup.config.data.is_stored and FITTED not in setup.data:
-        return False
-    return "x_source" in setup.data and (
-        not setup.config.data.propagate or setup.data.get("hop_moments") is not None
-    )
+    """Keep with a run what the preparation of its data learned, where it predicts others, if it is not kept already."""
+    if why_not(setup.config, 1.0) is None and not files.is_there(folder / PREPROCESSING):
+        learned = learn_of(setup).to_dict() | {"data_hash": setup.data.get("content_hash")}
+        checkpoint.save(folder / PREPROCESSING, learned)
 
 
 def learned_of_run(run: SavedRun, setup: Setup) -> Learned | None:
@@ -95,7 +74,7 @@ def learned_of_run(run: SavedRun, setup: Setup) -> Learned | None:
     """
     if run.shared is not None or files.is_there(run.folder / PREPROCESSING):
         return read_learned(run, run.load())
-    return learn_of(setup) if _is_known(setup) else None
+    return learn_of(setup) if "x_source" in setup.data else None
 
 
 def learn_of(setup: Setup) -> Learned:
@@ -309,37 +288,34 @@ def _hide_new(data: Data, run: SavedRun, state: dict) -> None:
 
 
 def read_learned(run: SavedRun, state: dict) -> Learned:
-    """Read what was learned of the training data. A run of an earlier version kept nothing, so it is learned again.
+    """Read what was learned of the training data.
 
     Args:
         state: the checkpoint of the run.
+
+    Raises:
+        ValueError: an earlier version kept nothing of it.
+        DamagedFile: it does not fit.
     """
-    path = run.folder if run.shared is not None else run.folder / PREPROCESSING
-    if run.shared is not None or files.is_there(path):
-        content = (
-            checkpoint.load(path)
-            if run.shared is None
-            else checkpoint.Content(path, run.shared["learned"])
-        )
-        try:
-            with checkpoint.fitting(content):
-                found = learning.from_dict(path, content)
-                _check_channels(found, state["model"], run.config.data.propagate)
-        except (TypeError, ValueError) as error:
-            raise DamagedFile(f"{path} cannot be used: {error}") from None
-        if run.shared is None:
-            run.check_data(state, content["data_hash"])
-        return found
-    log.info("%s is not there: learning again of the data of the training", path)
-    opened = build.open_data(run.config, torch.device("cpu"))
-    run.check_data(state, opened.parts[0].data.get("content_hash"))
-    setup = cast(Setup, opened.parts[0])
-    if not _is_known(setup):
-        raise ValueError(
-            f"{run.folder}: an earlier version prepared its data, and did not keep what it learned of "
-            f"them. Delete {run.config.cache_dir}/graphs to prepare them again"
-        )
-    return learn_of(setup)
+    if run.shared is not None:
+        path, content = run.folder, checkpoint.Content(run.folder, run.shared["learned"])
+    else:
+        path = run.folder / PREPROCESSING
+        if not files.is_there(path):
+            raise ValueError(
+                f"{path} does not exist, since an earlier version trained the run: predict other data with "
+                "that version, or train it again"
+            )
+        content = checkpoint.load(path)
+    try:
+        with checkpoint.fitting(content):
+            found = learning.from_dict(path, content)
+            _check_channels(found, state["model"], run.config.data.propagate)
+    except (TypeError, ValueError) as error:
+        raise DamagedFile(f"{path} cannot be used: {error}") from None
+    if run.shared is None:
+        run.check_data(state, content["data_hash"])
+    return found
 
 
 def _check_channels(learned: Learned, weights: dict[str, Tensor], num_hops: int) -> None:

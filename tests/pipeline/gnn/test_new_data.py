@@ -95,9 +95,7 @@ CASES = {
 }
 
 # What a case with several of these shows as well.
-REPEATED = (
-    "hops",
-)
+REPEATED = ("hops",)
 
 
 @pytest.mark.parametrize(
@@ -151,15 +149,6 @@ def test_what_is_added_later_changes_nothing_elsewhere(name, tmp_path):
     found = logits(run, tmp_path / "whole.pt")
     assert found.shape == (80, 3)
     torch.testing.assert_close(found[:60], logits(run), rtol=1e-5, atol=1e-6)
-
-
-def test_a_run_of_before_learns_again(tmp_path):
-    data = graph(x=0)
-    run = trained(tmp_path, data)
-    expected = logits(run)
-    (tmp_path / "run" / FILE).unlink()
-    torch.save(data.to_dict(), tmp_path / "again.pt")
-    assert torch.equal(logits(run, tmp_path / "again.pt"), expected)
 
 
 def test_other_molecules_and_other_graphs(tmp_path):
