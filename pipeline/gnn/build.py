@@ -4,7 +4,6 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch_geometric.data import Data
@@ -112,44 +111,21 @@ def open_data(
     asked, config = config, config.representative
     is_new, kind = content_hash is None, kind_of(config)
     data = kind.load(content_hash)
-    components = None
     if config.model.is_foreign:
         seen = visible(config, data)
         try_model(kind, seen, kind.task(seen))
-    if not (is_new and describes) and config.data.components == "all":
-        parts = [(None, data)]
-    elif not kind.is_one_graph:
-        log.info(
-            "graphs: %s, with %s nodes and %s directed edges in all",
-            f"{data.ptr.numel() - 1:,}",
-            f"{data.num_nodes:,}",
-            f"{data.num_edges:,}",
-        )
-        log.info("%s", _describe_inputs(config, data, label_input=0))
-        parts = [(None, data)]
-    else:
-        components = _find_components(config, data, is_new)
-        parts = split_components(
-            data,
-            components,
-            config.data.components,
-            LEAST_NODES,
-            partial(keep_component, config.data, config.cache_dir, data, verify=is_new),
-        )
-    config, setups = keys.replaced(config, settle(Setup(config, data, device))), []
+    parts, components = [(None, data)], None
+    if is_new and describes or config.data.components != "all":
+        parts, components = find_parts(config, data, is_new=is_new)
+    config = keys.replaced(config, settle(Setup(config, data, device)))
     config = keys.replaced(config, bases.settle(config, parts[0][1]))
-    for number, part in parts:
-        base = bases.fit_or_read(config, part, verify=is_new)
-        bare = visible(config, part)
-        setups.append(Setup(config, bases.show(config, bare, base), device, number, base, bare))
+    setups = [begin_at_base(config, device, number, part, verify=is_new) for number, part in parts]
     if config.partition.num_parts == keys.AUTO:
         config = keys.replaced(config, {"partition.num_parts": memory.choose_num_parts(setups)})
     for setup in setups:  # what does not fit is refused before anything is written or trained
-        setup.config = (
-            config
-            if setup.number is None
-            else replace(config, data=replace(config.data, components=setup.number))
-        )
+        setup.config = config
+        if setup.number is not None:
+            setup.config = keys.replaced(config, {"data.components": setup.number})
         if is_new:
             setup.task, setup.loader  # noqa: B018 - built here
             check_evaluation(config, setup.data)
@@ -158,50 +134,72 @@ def open_data(
     return OpenData(config, visible(config, data), list(setups), components)
 
 
-def _find_components(config: GNNConfig, data: Data, is_new: bool) -> Components:
-    """Find the connected components, or read them from the cache; the log tells of a new graph."""
+def find_parts(
+    config: GNNConfig, data: Data, *, is_new: bool
+) -> tuple[list[tuple[str | None, Data]], Components | None]:
+    """Choose the parts of a graph that are trained on: itself, or connected components; the log tells of a new graph.
+
+    Returns:
+        The number and the graph of each part, and the components that were found, of one graph.
+    """
+    is_one_graph = kind_of(config).is_one_graph
     if is_new:
-        if data.num_edges >= MANY_EDGES:
+        if not is_one_graph:
             log.info(
-                "graph: looking for irregular edges and connected components among %s edges",
+                "graphs: %s, with %s nodes and %s directed edges in all",
+                f"{data.ptr.numel() - 1:,}",
+                f"{data.num_nodes:,}",
                 f"{data.num_edges:,}",
             )
-        log.info("graph: %s", describe_edges(data, several_relations=not data.types.homogeneous))
-        if not data.types.homogeneous:
-            log.info("graph: %s", data.types)
-        log.info(
-            "%s",
-            _describe_inputs(
-                config,
-                data,
-                label_input=config.train.label_input,
-                num_learned=config.learned_channels,
-                concat=config.features.concat,
-            ),
-        )
+        else:
+            if data.num_edges >= MANY_EDGES:
+                log.info(
+                    "graph: looking for irregular edges and connected components among %s edges",
+                    f"{data.num_edges:,}",
+                )
+            is_typed = not data.types.homogeneous
+            log.info("graph: %s", describe_edges(data, several_relations=is_typed))
+            if is_typed:
+                log.info("graph: %s", data.types)
+        log.info("%s", _describe_inputs(config, data))
+    if not is_one_graph:
+        return [(None, data)], None
     components = find_or_read(config, data, verify=is_new)
     if is_new:
         log.info("%s", components)
-    return components
+    keep = partial(keep_component, config.data, config.cache_dir, data, verify=is_new)
+    return split_components(
+        data, components, config.data.components, LEAST_NODES, keep
+    ), components
 
 
-def _describe_inputs(config: GNNConfig, data: Data, **options: Any) -> str:
+def begin_at_base(
+    config: GNNConfig, device: torch.device, number: str | None, part: Data, *, verify: bool
+) -> Setup:
+    """Fit the simple method that a network begins at, and show its scores to the network."""
+    base, bare = bases.fit_or_read(config, part, verify=verify), visible(config, part)
+    return Setup(config, bases.show(config, bare, base), device, number, base, bare)
+
+
+def _describe_inputs(config: GNNConfig, data: Data) -> str:
     text = describe_inputs(
         data,
         is_file=config.data.source.startswith(("file", "ogb")),
         node_features=config.data.node_features,
+        label_input=config.train.label_input,
+        num_learned=config.learned_channels,
+        concat=config.features.concat,
         num_hops=config.data.propagate,
         num_walks=config.data.num_walks,
         num_vectors=config.data.num_vectors,
         learned_types=config.features.types,
-        **options,
     )
-    weight = config.task.text_scores
-    return (
-        f"{text}; logits begin at {weight:g} times the scores of texts (task.text_scores)"
-        if weight
-        else text
-    )
+    if config.task.text_scores:
+        text += (
+            f"; logits begin at {config.task.text_scores:g} times the scores of texts "
+            "(task.text_scores)"
+        )
+    return text
 
 
 def build_trainer(
