@@ -168,9 +168,7 @@ def find_parts(
     if is_new:
         log.info("%s", components)
     keep = partial(keep_component, config.data, config.cache_dir, data, verify=is_new)
-    return split_components(
-        data, components, config.data.components, LEAST_NODES, keep
-    ), components
+    return split_components(data, components, config.data.components, LEAST_NODES, keep), components
 
 
 def begin_at_base(

@@ -88,10 +88,8 @@ class Explained:
     @cached_property
     def means(self) -> Tensor:
         """The means of what the network reads of the nodes of each type [num_types, columns]."""
-        types = self.setup.data.types
-        parts = [types.nodes_of(name) for name in types.names]
-        means = [self.x[part.start : part.stop].double().mean(0) for part in parts]
-        return torch.stack(means).nan_to_num().float()
+        parts = self.x.double().split(list(self.setup.data.types.counts))
+        return torch.stack([part.mean(0) for part in parts]).nan_to_num().float()
 
     @cached_property
     def encoder(self) -> TableEncoder | None:
@@ -101,13 +99,15 @@ class Explained:
         return next((each for each in encoders if tables and len(each.sizes) == len(tables)), None)
 
     @property
-    def first_of_base(self) -> int:
-        """The first column that the network reads and that holds scores of the simple method."""
+    def columns_of_base(self) -> slice:
+        """The columns that the network reads and that hold scores of the simple method."""
         data, types = self.bare, self.bare.types
         first = self.x.size(1) - self.setup.data.x.size(1)
         if types.homogeneous:
-            return first + data.x.size(1) - data.num_categories
-        return first + types.widths[types.names.index(str(types.labelled))]
+            first += data.x.size(1) - data.num_categories
+        else:
+            first += types.widths[types.names.index(str(types.labelled))]
+        return slice(first, first + cast(Tensor, self.rows).size(1))
 
     @cached_property
     def edges(self) -> Tensor:
@@ -285,14 +285,11 @@ class Score:
 
         What the method sees of the change is added to its scores, which may be out of fold.
         """
-        change = self._applied(data) - self._known
+        change, run = self._applied(data) - self._known, self.run
         base, x = cast(Tensor, self.base), self.view.data.x
-        if self.run.reads_base:
-            first, own = self.run.first_of_base, change[self.view.data.n_id.cpu()]
-            x = x.clone()
-            x[:, first : first + own.size(1)] += (
-                own / cast(fusion.Kept, self.run.kept).moments[0]
-            ).to(x)
+        if run.reads_base:
+            own, x = change[self.view.data.n_id.cpu()], x.clone()
+            x[:, run.columns_of_base] += (own / cast(fusion.Kept, run.kept).moments[0]).to(x)
         return base + change[cast(int, self.number)].to(base), x
 
     @cached_property

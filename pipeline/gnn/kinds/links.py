@@ -105,7 +105,7 @@ class LinkKind(Kind):
             num_layers=config.task.predictor_layers,
             kind=config.task.predictor,
             reads_index=config.task.common_neighbors,
-            dropout=getattr(config.model, "dropout", 0.0),
+            dropout=vars(config.model).get("dropout", 0.0),
         )
 
     def _reads_three_hops(self, task: LinkTask) -> bool:

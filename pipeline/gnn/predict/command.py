@@ -140,8 +140,8 @@ def open_run(
     state = run.load()
     changes = {
         f"evaluation.{name}": value
-        for name in EVALUATION
-        if (value := getattr(asked, name)) is not None
+        for name, value in vars(asked).items()
+        if name in EVALUATION and value is not None
     }
     opened = _open(
         run,

@@ -70,8 +70,8 @@ def read(asked: GNNPredictConfig, run: str) -> Asked:
     """
     if asked.output is None:
         raise ValueError(f"top={asked.top} needs a table for the targets. Give output=TABLE")
-    for name in ("pairs", "predictions", "output_type", "embeddings"):
-        if value := getattr(asked, name):
+    for name, value in vars(asked).items():
+        if value and name in ("pairs", "predictions", "output_type", "embeddings"):
             raise ValueError(
                 f"{name}={value} does not go with top={asked.top}, which writes a table of the likeliest "
                 f"targets of each source for {run}. Leave one of them out"
