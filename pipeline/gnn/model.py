@@ -236,7 +236,7 @@ def name_kernel(config: GNNConfig, encoder: torch.nn.Module, device: torch.devic
 def describe_foreign(kind: Kind, model: torch.nn.Module, data: Data) -> str:
     """Say what a model whose layers others wrote does with edge features, and how it is evaluated."""
     config = kind.config
-    name = config.model.conv if isinstance(model, PyGModel) else model.title
+    name = vars(config.model).get("conv", model.title)
     used = f"to {name} as {model.edge_argument}" if model.edge_argument else f"not used by {name}"
     if isinstance(model, CustomModel) and model.takes_dicts and not data.types.homogeneous:
         text = (
