@@ -11,7 +11,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn import build
 from parallel_epochs.pipeline.gnn.base import answers, label_scores
 from parallel_epochs.pipeline.gnn.base.calibration import calibrate
@@ -121,8 +120,34 @@ def predict_rows(
         ValueError: no such checkpoint, a damaged one, another dataset, an unknown method, or something asked for that
             cannot be read or predicted.
     """
-    setup, predicted = _predict_run(run, asked, whole=whole)
-    return setup, calibrate(predicted) if asked.calibrate else predicted
+    setup, dataset, chosen, round_, epoch = open_run(run, asked)
+    question, rows = None, None
+    if isinstance(chosen, Question):
+        question, chosen = chosen, None
+    if chosen is not None and asked.output_nodes is not None and not (whole or asked.calibrate):
+        rows = predict_nodes(setup, chosen, embeddings=asked.embeddings)
+    is_whole = rows is None
+    if rows is None:
+        rows = build_predictor(setup, embeddings=asked.embeddings)(round_)
+    embeddings, width = None, setup.task.out_channels
+    if asked.embeddings:
+        rows, embeddings = rows[:, :width], rows[:, width:]
+    found = Predicted(
+        setup.data,
+        dataset,
+        setup.task,
+        setup.model,
+        rows,
+        epoch,
+        chosen,
+        is_whole,
+        embeddings,
+        question=question,
+    )
+    found = answers.answer(setup, found, run)
+    if found.thresholds is None:
+        found = replace(found, thresholds=label_scores.read_thresholds(run, width))
+    return setup, calibrate(found) if asked.calibrate else found
 
 
 def open_run(
@@ -143,69 +168,24 @@ def open_run(
         for name, value in vars(asked).items()
         if name in EVALUATION and value is not None
     }
-    opened = _open(
-        run,
-        state,
-        keys.replaced(run.config, new | changes),
-        is_new=bool(new),
-        known_labels=asked.data.known_labels,
-    )
+    config, known_labels = keys.replaced(run.config, new | changes), asked.data.known_labels
+    if new and known_labels == "none":
+        config.data.leave_labels()
+    config.check()
+    build.check(config)
+    device = choose_device(run.device)
+    if new:
+        config.data.check()
+        opened = new_data.open_data(config, run, state, device, known_labels=known_labels)
+    else:
+        opened = build.open_data(config, device, describes=False)
+        run.check_data(state, opened.parts[0].data.get("content_hash"))
     setup = cast(Setup, opened.parts[0])
     setup.kind.refuse_columns(asked, setup.task)
     chosen = setup.kind.find(given, setup.data, opened.data, asked)
     with fitting(state):
         load_weights(state["model"], setup.model, None if new else setup.table)
         return (setup, opened.data, chosen, *new_data.place_of(state, is_best=run.is_best))
-
-
-def _predict_run(run: SavedRun, asked: GNNPredictConfig, *, whole: bool) -> tuple[Setup, Predicted]:
-    """Predict every row with the model of one run."""
-    opened = open_run(run, asked)
-    setup, predicted = (
-        opened[0],
-        answers.answer(opened[0], _predict(*opened, asked, whole=whole), run),
-    )
-    thresholds = label_scores.read_thresholds(run, setup.task.out_channels)
-    return setup, predicted if predicted.thresholds is not None else replace(
-        predicted, thresholds=thresholds
-    )
-
-
-def _predict(
-    setup: Setup,
-    dataset: Data,
-    chosen: Tensor | Question | None,
-    round_: int,
-    epoch: int,
-    asked: GNNPredictConfig,
-    *,
-    whole: bool,
-) -> Predicted:
-    """Predict every row, or only what is chosen, where that is exact and nothing else is needed."""
-    rows = None
-    question, chosen = (chosen, None) if isinstance(chosen, Question) else (None, chosen)
-    if chosen is not None and asked.output_nodes is not None and not (whole or asked.calibrate):
-        rows = predict_nodes(setup, chosen, embeddings=asked.embeddings)
-    is_whole = rows is None
-    if rows is None:
-        rows = build_predictor(setup, embeddings=asked.embeddings)(round_)
-    embeddings = None
-    if asked.embeddings:
-        rows, embeddings = rows.split(
-            [setup.task.out_channels, rows.size(1) - setup.task.out_channels], 1
-        )
-    return Predicted(
-        setup.data,
-        dataset,
-        setup.task,
-        setup.model,
-        rows,
-        epoch,
-        chosen,
-        is_whole,
-        embeddings,
-        question=question,
-    )
 
 
 def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) -> Any:
@@ -247,23 +227,6 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
             "here. Leave it out"
         )
     return given
-
-
-def _open(
-    run: SavedRun, state: dict, config: GNNConfig, *, is_new: bool, known_labels: str
-) -> OpenData:
-    """Open the data to predict: those of the training, or others, which `config` then names."""
-    if is_new and known_labels == "none":
-        config.data.leave_labels()
-    config.check()
-    build.check(config)
-    device = choose_device(run.device)
-    if is_new:
-        config.data.check()
-        return new_data.open_data(config, run, state, device, known_labels=known_labels)
-    opened = build.open_data(config, device, describes=False)
-    run.check_data(state, opened.parts[0].data.get("content_hash"))
-    return opened
 
 
 def save(kind: Kind, predicted: Predicted, asked: GNNPredictConfig) -> None:
