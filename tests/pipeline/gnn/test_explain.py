@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch_geometric.data import Data
 
 import parallel_epochs as pe
 from parallel_epochs.pipeline.command import arguments, cli
@@ -443,27 +442,3 @@ def test_molecules_have_explanations_that_are_drawn(tmp_path, monkeypatch):
     assert found.neighbours["id"].tolist() and found.prediction == pytest.approx(
         float(model.predict()[2].max()), abs=1e-5
     )
-
-
-@pytest.mark.slow
-def test_a_task_of_many_and_a_file_without_names(tmp_path):
-    torch.manual_seed(0)
-    data = Data(
-        x=torch.randn(50, 3),
-        edge_index=torch.randint(50, (2, 300)),
-        y=torch.rand(50, 2),
-        metric="rmse",
-    )
-    data.train_mask = torch.arange(50) < 30
-    data.val_mask, data.test_mask = (
-        ~data.train_mask & (torch.arange(50) < 40),
-        torch.arange(50) >= 40,
-    )
-    model = pe.train(
-        data, folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL, base="none"
-    ).model
-    found = model.explain(3, label="1")
-    assert found.unit == "value" and found.prediction == pytest.approx(
-        float(model.predict()[3, 1]), abs=1e-5
-    )
-    assert {"x[0]", "x[1]", "x[2]"} <= set(found.columns["column"]) and found.is_complete

@@ -187,7 +187,6 @@ def test_no_random_number_is_drawn_from_those_of_the_run(graph, configure):
     "text, size",
     [
         ("12GB", 12e9),
-        ("900MB", 9e8),
         ("1.5GiB", 1.5 * 2**30),
         ("64kB", 64e3),
         ("7B", 7),
@@ -202,8 +201,6 @@ def test_sizes(text, size):
     "overrides, message",
     [
         (["memory=12XB"], "memory=12XB is not a size; give a number and B, kB, MB, GB or TB"),
-        (["memory=GB"], "memory=GB is not a size"),
-        (["memory=0GB"], "memory=0GB is not a size"),
         (["memory=12"], "memory=12 is not a size"),
         (["partition.num_parts=many"], "partition.num_parts=many: give a whole number, or auto"),
         (["partition.num_parts=2.5"], "partition.num_parts=2.5: give a whole number, or auto"),
@@ -269,18 +266,15 @@ LARGE = [
 ]  # of two steps, the second with the optimizer's state
 CASES = [
     [],
-    ["model.aggr=mean"],
     ["model.num_layers=28", "partition.num_parts=4"],
     ["train.precision=bf16"],
     ["train.label_input=0.5"],
     ["features=embedding"],
     ["model=revgnn", "model.num_layers=28"],
     ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3"],
-    ["model=pyg", "model.conv=SAGEConv", "model.num_layers=3", "train.precision=bf16"],
     ["partition=whole", "train.epochs=2"],
     ["data.on_disk=true"],
     ["data.on_disk=true", "evaluation=exact"],
-    ["evaluation=exact", "model.num_mlp_layers=1"],
 ]
 QUICKEST = [], ["features=embedding"], ["data.on_disk=true"]
 UNITS = {"MB": 1e6, "GB": 1e9}

@@ -364,17 +364,14 @@ def test_simple_methods_that_read_more_take_a_pass_over_the_graph(based, monkeyp
 @pytest.mark.parametrize(
     "more",
     [
-        {},
         {"task.base": "diffusion"},
         {"task.base": "none", "train.label_input": 0.5},
         {"task.base": "propagation", "task.candidate": "offset"},
         {"task.base": "smoothed", "data.propagate": 1},
         {"task.base": "linear", "data.nodes.text_features": "scores", "task.candidate": "offset"},
-        {"task.base": "none", "data.propagate": 2},
         {"task.base": "none", "data.degrees": True},
         {"task.base": "none", "model": "pyg", "model.conv": "GCNConv"},
         {"task.base": "none", "data.to_undirected": False, "data.add_self_loops": True},
-        {"task.base": "linear", "data.nodes.text_features": "scores"},
     ],
     ids=str,
 )
