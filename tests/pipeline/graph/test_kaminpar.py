@@ -75,7 +75,6 @@ def test_the_package_is_asked_for_before_anything_else(configure, monkeypatch):
         ValueError, match=r"which is not installed: pip install .* -e '\.\[kaminpar\]'"
     ):
         build.check(configure("partition=kaminpar_random"))
-    build.check(configure("partition=kaminpar", "loader=neighbor"))
 
 
 def slow_process(monkeypatch, code):
