@@ -1,1 +1,1 @@
-"""What a run answers after training: for its own rows, other data, new rows, pairs and rankings."""
+"""Answers of a run after training: for its own rows, other data, new rows, pairs and rankings."""

@@ -173,12 +173,11 @@ def open_run(
         config.data.leave_labels()
     config.check()
     build.check(config)
-    device = choose_device(run.device)
     if new:
         config.data.check()
-        opened = new_data.open_data(config, run, state, device, known_labels=known_labels)
+        opened = new_data.open_data(config, run, state, known_labels=known_labels)
     else:
-        opened = build.open_data(config, device, describes=False)
+        opened = build.open_data(config, choose_device(run.device), describes=False)
         run.check_data(state, opened.parts[0].data.get("content_hash"))
     setup = cast(Setup, opened.parts[0])
     setup.kind.refuse_columns(asked, setup.task)

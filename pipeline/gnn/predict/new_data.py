@@ -15,6 +15,7 @@ from parallel_epochs.pipeline.data import learned as learning
 from parallel_epochs.pipeline.data.cache import hash_graph, open_other, prepare_as, read
 from parallel_epochs.pipeline.data.config import DATASETS
 from parallel_epochs.pipeline.data.degrees import add_degrees
+from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.learned import (
     PREPROCESSING,
     Learned,
@@ -32,6 +33,7 @@ from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.metrics import LINK_METRICS, METRICS
 from parallel_epochs.pipeline.run import checkpoint, files, words
 from parallel_epochs.pipeline.run.errors import DamagedFile
+from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,17 @@ log = logging.getLogger(__name__)
 FEW_CHANNELS = 10_000
 # Value of data.known_labels: labels of nodes that the training had are known.
 OLD = "old"
+# A graph that has grown has none of these.
+OF_STORE = (
+    "names",
+    "names_ptr",
+    "store",
+    "structure",
+    "content_hash",
+    learning.FITTED,
+    "on_disk",
+    "types",
+)
 # Names of the splits of other data then.
 PARTS = (OLD, "valid", "new")
 # Keys that say where labels and splits are.
@@ -180,9 +193,7 @@ def _without_labels(config: GNNConfig) -> dict[str, Any]:
     return dict.fromkeys(key for key in OF_LABELS if key not in kept)
 
 
-def open_data(
-    config: GNNConfig, run: SavedRun, state: dict, device: torch.device, *, known_labels: str
-) -> OpenData:
+def open_data(config: GNNConfig, run: SavedRun, state: dict, *, known_labels: str) -> OpenData:
     """Read other data than those of the training, and prepare them as those were.
 
     Args:
@@ -207,7 +218,7 @@ def open_data(
     return OpenData(
         config,
         data,
-        [complete(config, run, state, learned, data, device, known_labels=known_labels)],
+        [complete(config, run, state, learned, data, known_labels=known_labels)],
     )
 
 
@@ -217,7 +228,6 @@ def complete(
     state: dict,
     learned: Learned,
     data: Data,
-    device: torch.device,
     *,
     known_labels: str,
 ) -> Setup:
@@ -244,7 +254,7 @@ def complete(
     setup = Setup(
         _for_prediction(kind, shown),
         shown,
-        device,
+        choose_device(run.device),
         base=base,
         bare=data if shown is not data else None,
     )
@@ -285,6 +295,11 @@ def _hide_new(data: Data, run: SavedRun, state: dict) -> None:
         words.count(int(data.train_mask.sum()), "row"),
         f"{int(data.test_mask.sum()):,}",
     )
+
+
+def without_store(own: Graph) -> Graph:
+    """Return a copy of a graph that may grow: it has no names, no store and no digest."""
+    return Graph(**{name: value for name, value in own.to_dict().items() if name not in OF_STORE})
 
 
 def read_learned(run: SavedRun, state: dict) -> Learned:

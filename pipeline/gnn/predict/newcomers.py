@@ -2,26 +2,24 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.models.networks.reach import count_hops
-from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.cache import load_own, open_other
+from parallel_epochs.pipeline.data.cache import load_own
 from parallel_epochs.pipeline.data.degrees import add_degrees, count_degrees, scale_degrees
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores
 from parallel_epochs.pipeline.gnn.base.fit import Base, apply
@@ -31,19 +29,14 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predict import new_data
+from parallel_epochs.pipeline.gnn.predict.encoder import Encoder, NewNodes, Row
 from parallel_epochs.pipeline.gnn.predict.ids import ids_of
-from parallel_epochs.pipeline.gnn.predict.in_memory import written
 from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.sampling import GrowingSampler
 from parallel_epochs.pipeline.names import MASKS, TERMS, WHOLE_DEGREE, WHOLE_MEAN
 from parallel_epochs.pipeline.run.checkpoint import fitting
-from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.pipeline.run.saved import SavedRun
-
-Row = Mapping[str, Any]
-# A graph that has grown has none of these.
-LEFT_OUT = ("names", "names_ptr", "store", "structure", "content_hash", FITTED, "on_disk", "types")
 
 
 class Reach(NamedTuple):
@@ -76,25 +69,6 @@ REACH: dict[str, Callable[[dict, Data], Reach]] = {
 }
 
 
-@dataclass(frozen=True)
-class NewNodes:
-    """New nodes with edges to a graph, all of them behind its own.
-
-    Attributes:
-        ids: of the nodes.
-        x: features of the new nodes, without degrees, float32.
-        edges: ends of the edges, sorted by destination, then source, int64; a new node is at one end or both.
-        edge_attr: features of the edges, float32; none without them.
-        terms: where the terms of each new node begin, and these with their TF-IDF; none where no model reads them.
-    """
-
-    ids: list[str]
-    x: Float[Tensor, "num_new channels"]
-    edges: Int[Tensor, "2 num_edges"]
-    edge_attr: Float[Tensor, "num_edges edge_channels"] | None
-    terms: tuple[Tensor, Tensor, Tensor] | None
-
-
 class Newcomers:
     """Predicts nodes that the tables of a training did not have.
 
@@ -125,17 +99,11 @@ class Newcomers:
                 reason = f"its nodes have features of their edges ({source})"
         if reason is not None:
             raise ValueError(f"{run.folder} answers no new rows: {reason}")
-        # DuckDB, which other runs do not need.
-        from parallel_epochs.pipeline.data.tables import new_rows
-
-        self._tables = new_rows
-        self.columns = new_rows.describe(cast(Any, config.data), cast(Tensor, learned.fitted))
-        self._known = {name: number for number, name in enumerate(ids_of(own, None))}
+        known = {name: number for number, name in enumerate(ids_of(own, None))}
         self._epoch = new_data.place_of(state, is_best=run.is_best)[1]
         self._thresholds = label_scores.read_thresholds(run, learned.out_channels)
-        device = choose_device(run.device)
         self._setup = setup = new_data.complete(
-            config, run, state, learned, _copy(own), device, known_labels="all"
+            config, run, state, learned, new_data.without_store(own), known_labels="all"
         )
         self._task = cast(NodeTask, setup.task)
         with fitting(state):
@@ -143,12 +111,14 @@ class Newcomers:
         setup.model.eval()
         setup.base = None  # its scores of all nodes
         self._data = data = copy.copy(setup.bare or setup.data)
+        encoder = Encoder(run, learned, known, has_terms=TERMS[0] in data)
+        self.columns, self.encode = encoder.columns, encoder.encode
         kept = fusion.read_kept(run)
         if kept is not None and not kept.share and not config.task.reads_base:
             kept = None  # the network answers alone
         self._kept = kept
         if config.data.propagate:
-            own = _copy(own)
+            own = new_data.without_store(own)
             if learned.degrees is not None:
                 add_degrees(own, learned.degrees, num_last=config.data.num_last)
             data.x = own.x
@@ -237,61 +207,6 @@ class Newcomers:
             return table
         marks = np.array([is_bounded] * size, object)
         return replace(table, columns=lambda part: table.columns(part) | {"bounded": marks[part]})
-
-    def encode(self, rows: Sequence[Row], edges: Sequence[Row]) -> NewNodes:
-        """Encode new rows and their edges by the code that encodes tables.
-
-        Raises:
-            ValueError: a row lacks a column, a cell is wrong, an id is known already or names nothing.
-        """
-        run, known, tables = self._run, self._known, self._tables
-        for what, given in (("rows", rows), ("edges", edges)):
-            tables.check(what, given, self.columns[what])
-        id_column, (source, target, *_) = next(iter(self.columns["rows"])), self.columns["edges"]
-        ids = [tables.text_of(row[id_column]) or "" for row in rows]
-        if "" in ids:
-            raise ValueError(
-                f"rows[{ids.index('')}]: {id_column} is empty; give the new row an id that no node has"
-            )
-        if len(set(ids)) < len(ids) or not ids:
-            raise ValueError("rows must have different ids, and there must be one row at least")
-        if old := [id for id in ids if id in known]:
-            raise ValueError(
-                f"rows: {old[0]!r} is known already; ask for it by ids, or give the new row another id"
-            )
-        place_of = {id: len(known) + place for place, id in enumerate(ids)}
-        for place, edge in enumerate(edges):
-            ends = [cast(str, tables.text_of(edge[end])) for end in (source, target)]
-            if lost := [end for end in ends if end not in place_of and end not in known]:
-                raise ValueError(
-                    f"edges[{place}]: {lost[0]!r:.100} is neither a known id nor that of a new row"
-                )
-            if all(end in known for end in ends):
-                raise ValueError(
-                    f"edges[{place}]: neither {ends[0]!r:.100} nor {ends[1]!r:.100} is a new row, and edges "
-                    "between known nodes are those of the training"
-                )
-            place_of |= {end: known[end] for end in ends if end in known}
-        # The known ends of edges need a row too; its features are not read.
-        fillers = [{**rows[0], id_column: id} for id in list(place_of)[len(ids) :]]
-        both = (
-            tables.to_table([*rows, *fillers], self.columns["rows"]),
-            tables.to_table(edges, self.columns["edges"]),
-        )
-        with written(both, run.config.data, run.folder, {}) as found:
-            asked = keys.replaced(GNNPredictConfig(str(run.folder)), found)
-            config = keys.replaced(run.config, new_data.choose(run, asked.data)).data
-            config.leave_labels()
-            part = open_other(config, self._learned, run.config.cache_dir)
-        ends = torch.tensor(list(place_of.values()))[plain_edges(part.edge_index).long()]
-        is_own = (ends >= len(known)).any(0)  # not a self-loop of a known node
-        order = np.lexsort(ends[:, is_own].numpy())
-        attr = None if part.edge_attr is None else part.edge_attr[is_own][order]
-        terms = None
-        if TERMS[0] in self._data:
-            ptr = part[TERMS[0]][: len(ids) + 1]
-            terms = ptr, *(part[name][: int(ptr[-1])] for name in TERMS[1:])
-        return NewNodes(ids, part.x[: len(ids)].clone(), ends[:, is_own][:, order], attr, terms)
 
     def take(self, new: NewNodes, max_neighbors: int | None = None) -> tuple[Graph, bool]:
         """Take all that the predictions of new nodes read of the graph that has grown by them; these come first.
@@ -409,10 +324,6 @@ class Newcomers:
         with autocast(setup.device, config.train.precision):
             rows = task.predict(setup.model, batch.to(setup.device))[1].float().cpu()
         return rows if own is None or kept is None else fusion.mix(rows, own, kept.share)
-
-
-def _copy(own: Graph) -> Graph:
-    return Graph(**{name: value for name, value in own.to_dict().items() if name not in LEFT_OUT})
 
 
 def _sum_at(nodes: Tensor, ends: Tensor, values: Tensor) -> Float[Tensor, " num_nodes"]:
