@@ -76,7 +76,7 @@ class AttentionConv(MessagePassing):
         *,
         num_loops: int | None,
         returns: bool,
-        **options,
+        **options: Any,
     ):
         """Return the output of all heads, joined or averaged, and with `returns` the edges with their weights.
 
@@ -96,18 +96,12 @@ class AttentionConv(MessagePassing):
                 options["loop_attr"] = fill_loops(
                     edge_index, edge_attr, num_loops, self.fill_value, **sizes
                 )
+        drops = (self.dropout, self.edge_dropout) if self.training else (0.0, 0.0)
+        options |= dict(zip(("dropout", "edge_dropout"), drops, strict=True))
+        options |= dict(num_dst=num_dst, kernel=self.kernel, return_weights=returns)
+        message, source, target = nodes
         result: Any = attention(
-            *nodes,
-            edge_index,
-            edge_attr,
-            weight,
-            att,
-            num_dst=num_dst,
-            kernel=self.kernel,
-            return_weights=returns,
-            dropout=self.dropout if self.training else 0.0,
-            edge_dropout=self.edge_dropout if self.training else 0.0,
-            **options,
+            message, source, target, edge_index, edge_attr, weight, att, **options
         )
         out, weights = result if returns else (result, None)
         out = self._finish(out.flatten(1) if self.concat else out.mean(1), residual)
