@@ -490,7 +490,7 @@ def _check_relations(options: Mapping[str, Any]) -> None:
             f"{relations} needs edge_attr, whose column 0 holds the relation of each edge, but edge_dim="
             f"{options['edge_dim']}"
         )
-    if options["edge_tables"] is not None:
+    if options.get("edge_tables") is not None:
         raise ValueError(
             f"{relations} cannot be combined with edge_tables={options['edge_tables']}: the columns "
             "behind the relation must hold numbers"

@@ -382,7 +382,7 @@ def test_an_empty_validation_split_is_said_and_the_run_ends(ogb_toy, configure, 
         ),
         (
             ["train.label_input=0.5"],
-            "task=link needs train.label_input=0, since links have no labels",
+            "task=link needs train.label_input=0, since labels of graphs and links",
         ),
         (
             ["task=node"],
