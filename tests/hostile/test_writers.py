@@ -184,12 +184,6 @@ CASES = [
         belongs("--output=runs/graph/checkpoints/best.pt", RUN + "graph"),
     ),
     Case(
-        "page on the table of rounds that it shows",
-        R + "rounds.csv --output rounds.csv --overwrite",
-        reads("--output=rounds.csv", "the runs=rounds.csv"),
-        lambda folder: (folder / "rounds.csv").write_text("run,round,loss\n"),
-    ),
-    Case(
         "the usual page on a page of the user",
         R + "runs",
         others("--output=runs/report.html", "--overwrite"),
