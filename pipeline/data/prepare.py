@@ -93,15 +93,14 @@ def prepare(
     )
     if x.is_sparse:
         x = densify(x.coalesce())
-    union = {key: data[key] for key in GRAPH_KEYS if key in data}
-    if union:
-        union["by_source"] = transpose(edge_index).get_csr()[1]
-    x = _with_encodings(x, union, edge_index, {"random_walk": random_walk, "laplacian": laplacian})
-    names = {key: data[key] for key in (*NAME_KEYS, "types") if key in data}
+    kept = {key: data[key] for key in (*GRAPH_KEYS, *NAME_KEYS, "types") if key in data}
+    if "ptr" in kept:
+        kept["by_source"] = transpose(edge_index).get_csr()[1]
+    x = _with_encodings(x, kept, edge_index, {"random_walk": random_walk, "laplacian": laplacian})
     if data.kind is DataKind.GRAPH and data.edge_index.size(1):
-        names[FIRST_SOURCE] = int(plain_edges(data.edge_index)[0].min())
+        kept[FIRST_SOURCE] = int(plain_edges(data.edge_index)[0].min())
     if "edge_time" in data:
-        names["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
+        kept["edge_time"] = times_of(edge_index, data.edge_index, data.edge_time, num_nodes)
     return Graph(
         x=x,
         edge_index=edge_index,
@@ -110,15 +109,8 @@ def prepare(
         metric=data.get("metric"),
         num_categories=num_categories,
         x_source=x_source,
-        **union,
-        **names,
-        **(
-            _take_pairs(data)
-            if data.kind is DataKind.PAIRS
-            else _take_labels(data)
-            if "y" in data
-            else {}
-        ),
+        **kept,
+        **_take_targets(data),
     )
 
 
@@ -189,24 +181,22 @@ def _with_encodings(
     return x
 
 
-def _take_labels(data: Graph) -> dict:
-    y, out_channels = data.y, data.y.size(1)
+def _take_targets(data: Graph) -> dict:
+    """Take the pairs of a link task, or labels with their splits, if there are any."""
+    if data.kind is DataKind.PAIRS:
+        pairs = {key: data[key] for key in PAIRS}
+        own = {key: data[key] for key in ("negatives_per_pair",) if key in data}
+        return {**pairs, **own, **masks_of_pairs(pairs, data.num_nodes)}
+    if "y" not in data:
+        return {}
+    masks = {key: data[key].bool() for key in MASKS}
     if data.metric in CLASS_METRICS:
         # Outside of the splits anything may stand for no label.
-        y = torch.where(
-            torch.stack([data[mask].bool() for mask in MASKS]).any(0).unsqueeze(1), y, 0
-        ).long()
-        out_channels = int(y.max()) + 1
-    elif data.metric in VALUE_METRICS:
-        y = as_float32("y", y)
-    return {"y": y, "out_channels": out_channels, **{key: data[key].bool() for key in MASKS}}
-
-
-def _take_pairs(data: Graph) -> dict:
-    """Take the pairs of a link task."""
-    pairs = {key: data[key] for key in PAIRS}
-    own = {key: data[key] for key in ("negatives_per_pair",) if key in data}
-    return {**pairs, **own, **masks_of_pairs(pairs, data.num_nodes)}
+        in_split = torch.stack(list(masks.values())).any(0).unsqueeze(1)
+        y = torch.where(in_split, data.y, 0).long()
+        return {"y": y, "out_channels": int(y.max()) + 1, **masks}
+    y = as_float32("y", data.y) if data.metric in VALUE_METRICS else data.y
+    return {"y": y, "out_channels": y.size(1), **masks}
 
 
 def masks_of_pairs(pairs: dict[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
