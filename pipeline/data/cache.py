@@ -58,6 +58,15 @@ LINKS_FORMAT, SCORES_FORMAT = 1, 1
 ENCODINGS_FORMAT = 2
 # End of the hash of a graph with columns of degrees.
 DEGREES = "-degrees"
+# Keys that tell how a graph is prepared, as far as a dataset has them.
+PREPARED = (
+    "holds",
+    "to_undirected",
+    "add_self_loops",
+    "node_features",
+    "random_walk",
+    "laplacian",
+)
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2
 # Looks between two lines of the log: five minutes.
@@ -266,17 +275,8 @@ def load_links(
 
 def prepare_as(config: DataConfig, data: Graph, **options: Any) -> Graph:
     """Prepare a dataset as it was read: see :func:`prepare`, also for the `options`."""
-    return prepare(
-        data,
-        origin=config.origin(),
-        holds=config.holds,
-        to_undirected=config.to_undirected,
-        add_self_loops=config.add_self_loops,
-        node_features=config.node_features,
-        random_walk=config.num_walks or None,
-        laplacian=config.num_vectors or None,
-        **options,
-    )
+    chosen = {name: getattr(config, name, None) for name in PREPARED}
+    return prepare(data, origin=config.origin(), **chosen, **options)
 
 
 def read(
@@ -295,7 +295,7 @@ def read(
         ValueError: the dataset is absent, incomplete or inconsistent.
     """
     config.check()
-    data = _call(_reader(config).read, config, needs_labels=needs_labels)
+    data = _ask(config, "read", needs_labels=needs_labels)
     graph = data if isinstance(data, Graph) else Graph(**data.to_dict())
     check(graph)
     return graph
@@ -331,7 +331,7 @@ def download(config: DataConfig) -> None:
         OSError: the download failed.
     """
     if config.downloads:
-        _call(_reader(config).download, config)
+        _ask(config, "download")
 
 
 def hash_content(config: DataConfig) -> str | None:
@@ -341,14 +341,12 @@ def hash_content(config: DataConfig) -> str | None:
         ValueError: the dataset is absent or incomplete.
     """
     config.check()
-    reader = _reader(config)
-    return _call(reader.hash_content, config) if hasattr(reader, "hash_content") else None
+    return _ask(config, "hash_content")
 
 
 def name_graphs(config: DataConfig) -> list[str] | None:
     """Return the names of the graphs of a dataset of many, in their order; none where they have numbers."""
-    reader = _reader(config)
-    return _call(reader.name_graphs, config) if hasattr(reader, "name_graphs") else None
+    return _ask(config, "name_graphs")
 
 
 def path_of(config: DataConfig, cache_dir: str | Path, content_hash: str, part: str = "") -> Path:
@@ -476,13 +474,15 @@ def _reader(config: DataConfig) -> ModuleType:
     return importlib.import_module(f"parallel_epochs.pipeline.data.{module}")
 
 
-def _call(function: Callable, config: DataConfig, **more: Any) -> Any:
-    """Call a function of a reader with the configuration, keys of it, or what else is given, by its parameters' names."""
-    more |= {"config": config}
+def _ask(config: DataConfig, name: str, **more: Any) -> Any:
+    """Call a function of a reader with the configuration, keys of it, or what else is given, by its parameters' names;
+    none if the reader has no such function.
+    """
+    function, more = getattr(_reader(config), name, None), more | {"config": config}
+    if function is None:
+        return None
     names = inspect.signature(function).parameters
-    return function(
-        **{name: more[name] if name in more else getattr(config, name) for name in names}
-    )
+    return function(**{key: more[key] if key in more else getattr(config, key) for key in names})
 
 
 def hash_graph(config: DataConfig) -> str:

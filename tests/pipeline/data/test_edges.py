@@ -36,11 +36,9 @@ def read(path, content=None, *, labels=None, header=None):
             ["1", "2", "3"],
             [(0, 1), (0, 2), (1, 0), (2, 2)],
         ),  # no METIS: 1 lists itself
-        ("2 2\n1 2\n1 2\n", ["1", "2"], [(0, 1), (1, 1)]),
         ("9" * 5000 + " 1\n", ["1", "9" * 5000], [(1, 0)]),
         ("GO;1 P1\nGO;2 P1\n", ["GO;1", "GO;2", "P1"], [(0, 2), (1, 2)]),
         ("graph\t{a\nb\t{a\n", ["b", "graph", "{a"], [(0, 2), (1, 2)]),
-        ("[[a]]\tb\n", ["[[a]]", "b"], [(0, 1)]),
         ('a\t"a"\n', ['"a"', "a"], [(1, 0)]),
         ('"a, ""b""";c\nc;"d e"\n', ['a, "b"', "c", "d e"], [(0, 1), (1, 2)]),
         ('5" 6"\n', ['5"', '6"'], [(0, 1)]),
@@ -69,7 +67,6 @@ def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
             "source target\na b\n",
             "its first line, 'source target', looks like a header .* data.header=true",
         ),
-        ("u v\n1 2\n2 3\n", "its first line, 'u v', looks like a header"),
         ("a b w\nc d 1\n", "its first line, 'a b w', looks like a header"),
         ("a b 1e300\n", "edge 1 has the weight '1e300', which is outside of float32"),
         ("a b 1\nb c 1e-300\n", "edge 2 has the weight '1e-300', which float32 rounds to 0"),
@@ -80,8 +77,6 @@ def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
         ),
         ("a b 1\nb c\n", "column 3 of edge 2 is empty: each line has 3 columns"),
         ('a,"b\nc"\nd,e\n', r"edge 1 holds 'b\\nc': close or double"),
-        ('a,"b\nc,d\n', "edge 1 holds .*: close or double"),
-        ("target,source\na,b\n", "looks like a header"),
         ("x,Source,Target\na,b,3\n", "looks like a header"),
         ("a b\nb c d\n", "Expected 2 fields in line 2, saw 3. An adjacency list"),
         *(
@@ -108,7 +103,6 @@ def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
             "%%MatrixMarket matrix coordinate real general\n3 3 99999999999999\n1 1 1\n",
             "unpacks to",
         ),
-        ("%%MatrixMarket matrix array real general\n9999999 9999999\n1\n", "unpacks to"),
         ("%%MatrixMarket matrix coordinate complex general\n2 2 1\n1 2 1 1\n", "holds complex128"),
         (
             "%%MatrixMarket matrix coordinate real skew-symmetric\n2 2 1\n2 1 1\n",

@@ -1,10 +1,7 @@
 """What the log says of the inputs of a model on a graph with several types of nodes."""
 
-import dataclasses
-
 import pytest
 
-from parallel_epochs.pipeline.data import inputs
 from parallel_epochs.pipeline.data.inputs import describe_inputs
 from tests.helpers.hetero_toys import typed_graph
 
@@ -54,13 +51,3 @@ def test_it_says_what_the_model_gets_of_each_type(averages, options, text):
     data = typed_graph(averages=averages)
     options = {"label_input": 0.0, **options}
     assert describe_inputs(data, is_file=True, node_features="sum", **options) == text
-
-
-def test_many_types_are_counted(monkeypatch):
-    monkeypatch.setattr(inputs, "LISTED", 1)
-    data = typed_graph()
-    data.types = dataclasses.replace(data.types, widths=[1, 1, 0])
-    assert (
-        inputs._describe_typed(data)
-        == "x of user: 1 feature; and 2 more types; of each edge: the relation and 1 feature"
-    )
