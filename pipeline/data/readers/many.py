@@ -9,19 +9,21 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing import active_children, get_context
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.config import ManyGraphsConfig
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.splits import divide, shuffle_all
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
 from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.launch import follow_parent, start_rank_server
 from parallel_epochs.pipeline.run.progress import Bar
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.data.config import ManyGraphsConfig
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +156,7 @@ def as_union(graphs: Graphs, *, metric: str | None = None, masks: Sequence[Tenso
     return data
 
 
-def divide_graphs(count: int, config: ManyGraphsConfig) -> list[Tensor]:
+def divide_graphs(count: int, config: "ManyGraphsConfig") -> list[Tensor]:
     """Divide graphs by random into training, validation and test; returns their masks [count], bool."""
     order = shuffle_all(count, config.graph_seed)
     return divide(order, count, config.train_fraction, config.valid_fraction)
