@@ -538,6 +538,7 @@ def test_every_command_runs(page, shared, ogb_toy):
     for language, block in blocks_of(page):
         if language == "python":
             steps.append(["-c", block])
+            num_checked += 1
         elif language == "bash":
             for line in filter(str.strip, block.splitlines()):
                 command = shlex.split(line, comments=True)
