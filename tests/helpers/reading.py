@@ -33,4 +33,4 @@ def wait_for_ever(folder: Path, number: int) -> Graphs:
 
 def read_for_ever(folder: str) -> None:
     """Read graphs of which none is ever ready, in a process of its own."""
-    read_in_parallel(partial(wait_for_ever, Path(folder)), range(5000), 2)
+    read_in_parallel(partial(wait_for_ever, Path(folder)), range(5000))
