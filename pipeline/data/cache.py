@@ -275,7 +275,7 @@ def load_links(
 
 def prepare_as(config: DataConfig, data: Graph, **options: Any) -> Graph:
     """Prepare a dataset as it was read: see :func:`prepare`, also for the `options`."""
-    chosen = {name: getattr(config, name, None) for name in PREPARED}
+    chosen: dict[str, Any] = {name: getattr(config, name, None) for name in PREPARED}
     return prepare(data, origin=config.origin(), **chosen, **options)
 
 
@@ -444,7 +444,7 @@ def _keep(
                 try:
                     write(writer)
                 except ValueError:
-                    # Of the files: corrected ones are others, and nobody would go on with these.
+                    # Corrected files are others, so that nobody would go on with what is here.
                     shutil.rmtree(writer.folder, ignore_errors=True)
                     raise
             return open_graph(path, verify=False)

@@ -9,7 +9,6 @@ together with the links. As in PyG's LinkNeighborLoader, pairs without a link th
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -144,7 +143,7 @@ def divide_links(
     number, types = name_relation(graph, relation, origin), graph.types
     own = None if number is None else describe_relation(types, number)
     edges = graph.edge_index.as_tensor().long()
-    relations: Any = None if own is None else graph.edge_attr[:, 0]
+    relations = edges.new_empty(0) if own is None else graph.edge_attr[:, 0]
     links, link_of_edge = find_links(edges, graph.num_nodes, own, relations)
     if own is not None:
         warn_of_copies(types, own, links, edges, relations)
@@ -234,7 +233,7 @@ def find_links(
     edges: Int[Tensor, "2 num_edges"],
     num_nodes: int,
     own: LinkRelation | None = None,
-    relations: Any = None,
+    relations: Tensor = torch.empty(0),
 ) -> tuple[Int[Tensor, "num_links 2"], Int[Tensor, " num_edges"]]:
     """Find the pairs of two different nodes that edges link, in either direction.
 
@@ -274,8 +273,7 @@ def _choose(
         raise ValueError(
             f"{name} has no edge between two different nodes: there is no link to predict"
         )
-    order: Any = None
-    sorted_times, groups = None, None
+    sorted_times = groups = None
     if split.kind == "random":
         order = stream("links", split.seed).permutation(len(links))
     else:

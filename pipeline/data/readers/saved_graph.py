@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -126,8 +126,8 @@ def read(config: FileConfig, needs_labels: bool = True) -> Graph:
 def _by_relation(path: Path, loaded: object) -> object:
     """Make a graph whose ``edge_type`` numbers relations, as PyG's RGCNConv has it, the dict of a ``HeteroData``."""
     saved = _attributes(path, loaded)
-    kinds: Any = saved.get("edge_type")
-    index: Any = saved.get("edge_index")
+    kinds = cast(Tensor, saved.get("edge_type"))
+    index = cast(Tensor, saved.get("edge_index"))
     if not _is_of_edges(kinds, index) or kinds.dim() != 1 or kinds.is_floating_point():
         return loaded
     if len(numbers := kinds.unique()) < 2:
@@ -273,7 +273,7 @@ def _take_edge_times(saved: dict, name: str | None) -> Tensor | None:
     return times
 
 
-def _is_of_edges(value: Any, edge_index: Any) -> bool:
+def _is_of_edges(value: object, edge_index: object) -> bool:
     """Tell whether an attribute has a row for each edge."""
     if not (isinstance(value, Tensor) and isinstance(edge_index, Tensor)):
         return False

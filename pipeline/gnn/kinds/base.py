@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,10 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.warm_start import learned_of
 from parallel_epochs.pipeline.names import MARKS
 from parallel_epochs.pipeline.run.baseline_file import Baseline
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.gnn.base.fusion import Kept
+    from parallel_epochs.pipeline.gnn.setup import Setup
 
 # Options of the models that model=auto compares, on a graph of one type of nodes and on one of several. All have the
 # layers and channels of the run.
@@ -182,6 +186,7 @@ class Kind(ABC):
         """Return the options of the models that model=auto compares on some data, by the names of the settings."""
         return MODELS if data.types.homogeneous else TYPED
 
+    @abstractmethod
     def fit_base(self, data: Data, task: Any, name: str, seconds: float) -> Any:
         """Fit the simple method that a run begins at, a :class:`pipeline.gnn.base.fit.Base`.
 
@@ -192,9 +197,9 @@ class Kind(ABC):
         Raises:
             ValueError: the data or the task do not fit.
         """
-        raise NotImplementedError
 
-    def other_base(self, kept: Any, data: Data) -> Any:
+    @abstractmethod
+    def other_base(self, kept: "Kept", data: Data) -> Any:
         """Return the simple method of a run for other data than those of the training.
 
         Args:
@@ -203,20 +208,21 @@ class Kind(ABC):
         Raises:
             ValueError: it cannot score them.
         """
-        raise NotImplementedError
 
-    def choose_answer(self, setup: Any, rows: Tensor, epoch: int, folder: Path) -> dict[str, Any]:
+    @abstractmethod
+    def choose_answer(
+        self, setup: "Setup", rows: Tensor, epoch: int, folder: Path
+    ) -> dict[str, Any]:
         """Choose what a run with a simple method answers with, and keep it; returns what this adds to the summary.
 
         Args:
             rows: that the trained network predicts.
             epoch: of the network.
         """
-        raise NotImplementedError
 
-    def answer(self, predicted: Predicted, setup: Any, kept: Any) -> Predicted:
+    @abstractmethod
+    def answer(self, predicted: Predicted, setup: "Setup", kept: "Kept") -> Predicted:
         """Mix the predictions of a network with those of the simple method; those of links when they are asked."""
-        raise NotImplementedError
 
     def undirected(self, data: Data) -> EdgeIndex:
         """Return the edges by which a graph is cut into clusters."""

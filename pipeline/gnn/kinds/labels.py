@@ -5,7 +5,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from parallel_epochs.pipeline.metrics import (
 from parallel_epochs.pipeline.names import MASKS, MAX_LABELS, SPLITS
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.tables import Columns
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.gnn.setup import Setup
 
 log = logging.getLogger(__name__)
 
@@ -174,11 +177,13 @@ class LabelKind(Kind):
     def other_base(self, kept: fusion.Kept, data: Data) -> fit.Base:
         return fusion.score_other(kept, data, self.task(data))
 
-    def choose_answer(self, setup: Any, rows: Tensor, epoch: int, folder: Path) -> dict[str, Any]:
+    def choose_answer(
+        self, setup: "Setup", rows: Tensor, epoch: int, folder: Path
+    ) -> dict[str, Any]:
         return fusion.finish(setup, rows, epoch, folder)
 
-    def answer(self, predicted: Predicted, setup: Any, kept: fusion.Kept) -> Predicted:
-        return fusion.mix_in(predicted, setup.base, kept)
+    def answer(self, predicted: Predicted, setup: "Setup", kept: fusion.Kept) -> Predicted:
+        return fusion.mix_in(predicted, cast(fit.Base, setup.base), kept)
 
     def accept(self, data: Data, learned: Learned) -> Data:
         return with_labels(learned, data, self.config.data.origin(), self.num_rows(data))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -45,6 +45,9 @@ from parallel_epochs.pipeline.names import MASKS, PAIR_COLUMNS, PAIRS, SPLITS
 from parallel_epochs.pipeline.run import tables
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.tables import Columns
+
+if TYPE_CHECKING:
+    from parallel_epochs.pipeline.gnn.setup import Setup
 
 
 class LinkKind(Kind):
@@ -236,11 +239,13 @@ class LinkKind(Kind):
     def other_base(self, kept: Kept, data: Data) -> Base:
         return link_fusion.base_of(kept)
 
-    def choose_answer(self, setup: Any, rows: Tensor, epoch: int, folder: Path) -> dict[str, Any]:
+    def choose_answer(
+        self, setup: "Setup", rows: Tensor, epoch: int, folder: Path
+    ) -> dict[str, Any]:
         return link_fusion.finish(setup, rows, epoch, folder)
 
-    def answer(self, predicted: Predicted, setup: Any, kept: Kept) -> Predicted:
-        link_fusion.answer_with(setup.task, kept, setup.data)
+    def answer(self, predicted: Predicted, setup: "Setup", kept: Kept) -> Predicted:
+        link_fusion.answer_with(cast(LinkTask, setup.task), kept, setup.data)
         return predicted
 
     def accept(self, data: Data, learned: Learned) -> Data:

@@ -160,7 +160,7 @@ def with_pairs(data: Data) -> Data:
     if any(len(data[f"{split}_pairs"]) for split in SPLITS):
         return data
     own, edges, out = link_relation_of(data), data.edge_index.as_tensor().long(), data.clone()
-    relations = None if own is None else data.edge_attr[:, 0]
+    relations = edges.new_empty(0) if own is None else data.edge_attr[:, 0]
     out.train_pairs = find_links(edges, data.num_nodes, own, relations)[0]
     return out
 
