@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -38,6 +38,8 @@ COARSE_ROWS, COARSE_STRENGTHS = 3_000, (0.01, 1.0, 100.0)
 # Seconds for each logit, and for each of its columns or terms, in a step of a fit, and for each pair of columns in a
 # regression; and fits to all rows or four folds.
 OF_NUMBER, OF_CELL, OF_TERM, OF_PAIR, NUM_FITS = 2e-9, 1e-10, 1e-9, 1e-10, 7
+
+Model = TypeVar("Model", LinearSVC, LogisticRegression, Ridge)
 
 
 def fit_linear(
@@ -103,7 +105,7 @@ def fit_linear(
     return out
 
 
-def _fit(model: Any, x: np.ndarray | sp.csr_array, y: np.ndarray) -> Any:
+def _fit(model: Model, x: np.ndarray | sp.csr_array, y: np.ndarray) -> Model:
     """Fit a model without its warnings of steps that were not enough, and of columns of too different sizes."""
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):  # the bits of any machine
         warnings.simplefilter("ignore")
