@@ -26,7 +26,7 @@ from parallel_epochs.pipeline.run.memory import format_bytes
 if TYPE_CHECKING:
     import numpy as np
 
-# Of the name of a temporary file.
+# The random part of the name of a temporary file has so many bytes.
 RANDOM_BYTES = 8
 
 

@@ -68,7 +68,7 @@ def forward_of_one_hot(
         (DeeperGCN, dict(edge_dropout=0.4), ()),
         (DeeperGCN, dict(block="dense", gradient_checkpointing=True), ()),
         (DeeperGCN, dict(virtual_node="mean", block="res", pool="mean"), (PTR,)),
-        (DeeperGCN, dict(aggr="add", msg_norm=True), (None, torch.linspace(1, 2, 40))),
+        (DeeperGCN, dict(aggr="add", msg_norm=True), ()),
         (RevGNN, dict(edge_dropout=0.4), ()),
         (RevGNN, dict(tied=True, num_groups=4, aggr="softmax"), ()),
     ],

@@ -203,15 +203,12 @@ def _read_saved(path: str, saved: dict, config: FileConfig, *, needs_labels: boo
 
 def _renamed(saved: dict) -> dict:
     """Give attributes with other names the usual ones, where these are not there."""
-    found = {
-        name: saved[other]
-        for other, name in OTHER_NAMES.items()
-        if other in saved and name not in saved
+    others = {
+        other: name for other, name in OTHER_NAMES.items() if other in saved and name not in saved
     }
-    for key, value in found.items():
-        check_tensor(key, value)
-    left_out = [other for other, name in OTHER_NAMES.items() if name in found]
-    return {key: value for key, value in saved.items() if key not in left_out} | found
+    for other in others:
+        check_tensor(other, saved[other])
+    return {others.get(key, key): value for key, value in saved.items()}
 
 
 def _report_unused(path: str, saved: dict, used: tuple[str, ...]) -> None:

@@ -26,6 +26,7 @@ from parallel_epochs.pipeline.names import MARKS
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 if TYPE_CHECKING:
+    from parallel_epochs.pipeline.gnn.base.fit import Base
     from parallel_epochs.pipeline.gnn.base.fusion import Kept
     from parallel_epochs.pipeline.gnn.setup import Setup
 
@@ -187,7 +188,7 @@ class Kind(ABC):
         return MODELS if data.types.homogeneous else TYPED
 
     @abstractmethod
-    def fit_base(self, data: Data, task: Any, name: str, seconds: float) -> Any:
+    def fit_base(self, data: Data, task: Any, name: str, seconds: float) -> "Base":
         """Fit the simple method that a run begins at, a :class:`pipeline.gnn.base.fit.Base`.
 
         Args:
@@ -199,7 +200,7 @@ class Kind(ABC):
         """
 
     @abstractmethod
-    def other_base(self, kept: "Kept", data: Data) -> Any:
+    def other_base(self, kept: "Kept", data: Data) -> "Base":
         """Return the simple method of a run for other data than those of the training.
 
         Args:

@@ -24,8 +24,6 @@ from parallel_epochs.pipeline.data.links import (
 )
 from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.gnn.base import link_fusion
-from parallel_epochs.pipeline.gnn.base.fit import Base
-from parallel_epochs.pipeline.gnn.base.fusion import Kept
 from parallel_epochs.pipeline.gnn.base.link_base import fit_link_base, of_links, of_rankings
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
@@ -47,7 +45,7 @@ from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.tables import Columns
 
 if TYPE_CHECKING:
-    from parallel_epochs.pipeline.gnn.setup import Setup
+    from parallel_epochs.pipeline.gnn.kinds.base import Base, Kept, Setup
 
 
 class LinkKind(Kind):
@@ -233,10 +231,10 @@ class LinkKind(Kind):
         num_links = len(predicted.graph.test_pairs) if predicted.chosen is None else None
         return table_of(ids, pairs, _decode(predicted, pairs), num_links)
 
-    def fit_base(self, data: Data, task: LinkTask, name: str, seconds: float) -> Base:
+    def fit_base(self, data: Data, task: LinkTask, name: str, seconds: float) -> "Base":
         return fit_link_base(data, task, seconds)
 
-    def other_base(self, kept: Kept, data: Data) -> Base:
+    def other_base(self, kept: "Kept", data: Data) -> "Base":
         return link_fusion.base_of(kept)
 
     def choose_answer(
@@ -244,7 +242,7 @@ class LinkKind(Kind):
     ) -> dict[str, Any]:
         return link_fusion.finish(setup, rows, epoch, folder)
 
-    def answer(self, predicted: Predicted, setup: "Setup", kept: Kept) -> Predicted:
+    def answer(self, predicted: Predicted, setup: "Setup", kept: "Kept") -> Predicted:
         link_fusion.answer_with(cast(LinkTask, setup.task), kept, setup.data)
         return predicted
 

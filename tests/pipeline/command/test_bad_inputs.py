@@ -718,11 +718,13 @@ GRAPHS = [
     (two_graphs(), "graph.pt holds 2 graphs: save the one to train on"),
     (
         torch.zeros(3),
-        "graph.pt holds a Tensor, not a graph: save a torch_geometric Data, or a dict of its attributes",
+        "graph.pt holds a Tensor, not a graph: save a torch_geometric Data, a HeteroData, or the "
+        "dict of names and attributes that one of them gives by to_dict()",
     ),
     (
         "graph",
-        "graph.pt holds a str, not a graph: save a torch_geometric Data, or a dict of its attributes",
+        "graph.pt holds a str, not a graph: save a torch_geometric Data, a HeteroData, or the "
+        "dict of names and attributes that one of them gives by to_dict()",
     ),
     ({}, ": there is no edge_index; it has nothing. Add what is missing"),
     (
@@ -872,7 +874,8 @@ GRAPHS = [
     ),
     (
         ring(train_mask=TEN),
-        ": train_mask has 10 columns, one for each split: choose one with data.mask_column=0 to 9",
+        ": train_mask has 10 columns, one for each split: choose one with data.mask_column=0 to 9; "
+        "this run has data.mask_column=null",
     ),
     (
         ring(valid_mask=TEN.unsqueeze(2)),
@@ -1012,7 +1015,10 @@ def test_a_file_that_holds_no_graph_is_one_line_to_a_user(tmp_path):
 @pytest.mark.parametrize(
     "column, message",
     [
-        (10, "data.mask_column=10: train_mask has the columns 0 to 9"),
+        (
+            10,
+            "train_mask has 10 columns.* data.mask_column=0 to 9; this run has data.mask_column=10",
+        ),
         (
             None,
             "train_mask has 10 columns, one for each split: choose one with data.mask_column=0 to 9",
@@ -1022,12 +1028,12 @@ def test_a_file_that_holds_no_graph_is_one_line_to_a_user(tmp_path):
 def test_a_column_of_a_mask_must_be_one_of_its_own(column, message, tmp_path):
     torch.save(ring(train_mask=TEN), tmp_path / "graph.pt")
     with pytest.raises(ValueError, match=message):
-        read(tmp_path / "graph.pt", column)
+        read(FileConfig(path=str(tmp_path / "graph.pt"), mask_column=column))
     torch.save(ring(), tmp_path / "graph.pt")
     with pytest.raises(
         ValueError, match="data.mask_column=0, but the masks have no columns: leave it out"
     ):
-        read(tmp_path / "graph.pt", 0)
+        read(FileConfig(path=str(tmp_path / "graph.pt"), mask_column=0))
 
 
 SECOND_OF_TWO = torch.stack([ring()["test_mask"], ring()["train_mask"]], dim=1)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.readers import edge_labels
 from parallel_epochs.pipeline.data.splits import divide, shuffle_groups
 
@@ -83,7 +84,8 @@ def test_edges_and_their_reverse_are_in_one_split(by_time):
     edges = torch.cat([edges, edges[:, 5:].flip(0)], dim=1)  # five have no reverse
     groups, known = edge_labels._group(edges), np.ones(edges.size(1), bool)
     times = torch.rand(edges.size(1), generator=rng) if by_time else None
-    masks = edge_labels._divide(known, groups, times, (0.6, 0.2), 0)
+    config = FileConfig(path="g.pt", train_fraction=0.6, valid_fraction=0.2)
+    masks = edge_labels._divide(known, groups, times, config)
     split = torch.stack(list(masks.values())).int().argmax(0)
     split_of = {}
     for edge, number in zip(edges.T.tolist(), split.tolist(), strict=True):
