@@ -102,7 +102,7 @@ def test_every_part_is_one_file_one_conf_file_and_one_line():
     [
         (
             "pipeline/knowledge/ranking.py",
-            ["tests/pipeline/knowledge/test_device.py", "tests/pipeline/knowledge/test_ranking.py"],
+            ["tests/pipeline/knowledge/test_ranking.py"],
         ),
         (
             "pipeline/layout/trainer.py",

@@ -299,7 +299,8 @@ def test_a_run_predicts_rows_without_labels_as_it_predicted_them_in_the_training
         and (found.split == "unknown").all()
         and len(found) == 30
     )
-    assert (found.score_label.to_numpy() == own[own.time == 100].score_label.to_numpy()).all()
+    then = own[own.time == 100].score_label.to_numpy()
+    assert found.score_label.to_numpy() == pytest.approx(then, abs=1e-7, rel=0)
     with pytest.raises(ValueError, match="data.label_table=FILE"):
         predict(EvaluateConfig(run=str(run), output="o.csv", output_nodes="ids.csv"))
 
