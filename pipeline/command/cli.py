@@ -228,6 +228,7 @@ def call(
         texts = [entry.name for entry in _entries_of_run(module) if entry.meaning.is_text]
         sys.argv[1:] = arguments.complete(sys.argv[1:], config_groups(), texts)
         if {"--help", "-h"} & set(sys.argv[1:]):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who pages it may stop reading
             print(
                 help_text(
                     module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]

@@ -185,6 +185,18 @@ def test_the_help_of_a_run_fits_into_a_terminal_and_begins_with_ten_keys(
 
 
 @pytest.mark.slow
+def test_who_reads_the_first_lines_of_the_help_sees_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m pipeline.train --help | head -n 1",
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith("python -m pipeline.train [") and not done.stderr
+
+
+@pytest.mark.slow
 def test_help_and_the_default_run_need_no_extra(tmp_path):
     # torch looks for the specs of onnx, and PyG itself needs jinja2
     missing = [name for name in extras() if not name.startswith(("onnx", "jinja2"))]
