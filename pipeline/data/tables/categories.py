@@ -10,6 +10,7 @@ from parallel_epochs.pipeline.data.node_names import number_names
 from parallel_epochs.pipeline.data.tables.columns import NodeColumns
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
+from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.words import count
 
 # Different values that a column may have, at most.
@@ -82,6 +83,10 @@ def read(
         ValueError: names the file, the column and what is wrong with it.
     """
     values, notes, columns = list[list[str]](), [], keys.categories
+    if known is not None and len(known) != len(columns):
+        raise DamagedFile(
+            f"what the run learned of its tables is damaged: it has {len(known)} columns of categories, not {len(columns)}"
+        )
     for place, column in enumerate(columns):
         cell = f"category{place}"
         if known is not None:

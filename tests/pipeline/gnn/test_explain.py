@@ -190,7 +190,7 @@ def test_a_node_alone_has_an_explanation_of_its_own_columns(tmp_path):
     "base",
     [
         "propagation",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("diffusion", "linear", "trees")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("diffusion", "linear")),
     ],
 )
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -222,7 +222,7 @@ def test_a_drop_is_that_of_the_whole_answer_without_the_edge(train, base, candid
             float(answer(without(whole, gone))[place]), abs=1e-4
         )
     assert len(found.edges) > 3 and abs(found.edges["drop"]).max() > 0
-    if share == 1 and base in ("linear", "trees"):
+    if share == 1 and base == "linear":
         assert set(found.columns["column"]) <= {"age", "job", "degree"}
         assert abs(found.columns["drop"]).max() > 0
 
