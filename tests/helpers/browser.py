@@ -163,7 +163,8 @@ class Browser:
         ):
             self.complaints.append(str(event["args"]))
         elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(event["entry"]["text"])
+            if "GL Driver Message (OpenGL, Performance" not in event["entry"]["text"]:
+                self.complaints.append(event["entry"]["text"])
         elif method == "Network.requestWillBeSent" and event["request"]["url"].split(":")[0] in (
             "http",
             "https",
