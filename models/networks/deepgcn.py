@@ -154,19 +154,6 @@ class DeeperGCN(GraphModel):
             return edge_attr
         return cast(Tensor, prepare_edges(edge_attr, self.edge_lins[0]))
 
-    def apply_layer(
-        self, layer: int, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None
-    ) -> Tensor:
-        """Apply one layer, counted from 0, with its norm, activation, dropout and residual connection.
-
-        Args:
-            layer: number of the layer.
-            h: input of the layer [num_nodes, channels].
-            edge_index: as for :meth:`forward`.
-            edge_attr: what :meth:`encode_edges` returns, or None.
-        """
-        return self._apply_layer(layer, h, edge_index, edge_attr)[0]
-
     def _apply_layer(
         self,
         layer: int,

@@ -187,7 +187,6 @@ class Kind(ABC):
         """Return the options of the models that model=auto compares on some data, by the names of the settings."""
         return MODELS if data.types.homogeneous else TYPED
 
-    @abstractmethod
     def fit_base(self, data: Data, task: Any, name: str, seconds: float) -> "Base":
         """Fit the simple method that a run begins at, a :class:`pipeline.gnn.base.fit.Base`.
 
@@ -198,8 +197,8 @@ class Kind(ABC):
         Raises:
             ValueError: the data or the task do not fit.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def other_base(self, kept: "Kept", data: Data) -> "Base":
         """Return the simple method of a run for other data than those of the training.
 
@@ -209,8 +208,8 @@ class Kind(ABC):
         Raises:
             ValueError: it cannot score them.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def choose_answer(
         self, setup: "Setup", rows: Tensor, epoch: int, folder: Path
     ) -> dict[str, Any]:
@@ -220,10 +219,11 @@ class Kind(ABC):
             rows: that the trained network predicts.
             epoch: of the network.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def answer(self, predicted: Predicted, setup: "Setup", kept: "Kept") -> Predicted:
         """Mix the predictions of a network with those of the simple method; those of links when they are asked."""
+        raise NotImplementedError
 
     def undirected(self, data: Data) -> EdgeIndex:
         """Return the edges by which a graph is cut into clusters."""
