@@ -198,7 +198,7 @@ class RunConfig:
     )
     cache_dir: str = key(
         ".cache",
-        "Folder of prepared graphs and of partitions by METIS and KaMinPar.",
+        "Folder of prepared graphs and of partitions by METIS.",
         changes_numbers=False,
         is_path=True,
     )

@@ -41,7 +41,7 @@ def partition(
     Args:
         edge_index: [2, num_edges], integers, a tensor or an ``EdgeIndex``. The direction of edges does not matter.
         num_parts: number of clusters.
-        method: "metis", "kaminpar" or "random"; "metis_random" and "kaminpar_random" put clusters together at random
+        method: "metis" or "random"; "metis_random" puts clusters together at random
             of 20 times as many that were cut.
         seed: the result is a function of it and of the graph.
         num_nodes: number of nodes. None: one more than the largest number in `edge_index`.
@@ -194,7 +194,7 @@ class ClusterLoader(Batches):
     Args:
         data: see :class:`Batches`.
         num_parts: number of clusters.
-        method: as for :func:`partition`. Clusters of METIS and KaMinPar are cut once, and shuffled.
+        method: as for :func:`partition`. Clusters of METIS are cut once, and shuffled.
         batch_size: clusters in a batch; edges between them are kept.
         seed: of the partition. With parallel epochs, ranks have the same seed, and each another `draw`.
         draw: which of the partitions of an epoch. Ranks with draws of their own go through the whole graph each.

@@ -40,7 +40,7 @@ from parallel_epochs.pipeline.gnn.predict.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.graph.components import Components, split_components
-from parallel_epochs.pipeline.graph.partitioner import PARTITIONS, check_engine
+from parallel_epochs.pipeline.graph.partitioner import PARTITIONS
 from parallel_epochs.pipeline.graph.structure import describe_edges
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -72,7 +72,6 @@ def check(config: GNNConfig) -> None:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
     config = config.representative
     kind_of(config).check()
-    check_engine(config.partition.name)
     machine = estimate.machine_of(config)
     if config.data.device == "cuda" and not machine.on_gpu:
         raise ValueError(

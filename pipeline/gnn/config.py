@@ -23,8 +23,7 @@ class PartitionConfig:
 
     name: str = key(
         "random",
-        "Method that draws the clusters of a round: random, metis, metis_random, kaminpar, "
-        "kaminpar_random or whole.",
+        "Method that draws the clusters of a round: random, metis, metis_random or whole.",
         unless=WITHOUT_CLUSTERS,
     )
     num_parts: keys.Number = key(
@@ -48,7 +47,7 @@ class PartitionConfig:
 
     @property
     def is_cut(self) -> bool:
-        """Tell whether METIS or KaMinPar cuts the graph along its edges."""
+        """Tell whether METIS cuts the graph along its edges."""
         return self.name not in ("random", "whole")
 
     @property
@@ -611,7 +610,7 @@ RULES = (
             ("loader.name", ("cluster",), "other loaders make no clusters"),
             (
                 "partition.name",
-                ("random", "metis", "metis_random", "kaminpar", "kaminpar_random"),
+                ("random", "metis", "metis_random"),
                 "whole is a single cluster",
             ),
             ("task.name", ("node",), "the memory of pairs is not known beforehand"),

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from torch_geometric import EdgeIndex
 
-from parallel_epochs.pipeline.graph.kaminpar import check_package, cut_with_kaminpar
 from parallel_epochs.pipeline.graph.metis import cut_with_metis
 from parallel_epochs.pipeline.graph.partition import (
     Partition,
@@ -18,22 +17,6 @@ from parallel_epochs.pipeline.graph.partition import (
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.run.seeds import stream
 
-# The title and the function of the engine for partitions whose name begins with the key.
-ENGINES: dict[str, tuple[str, Callable[[EdgeIndex, int, int, Path | None], Partition]]] = {
-    "metis": ("METIS", cut_with_metis),
-    "kaminpar": ("KaMinPar", cut_with_kaminpar),
-}
-
-
-def check_engine(name: str) -> None:
-    """Check that the engine of a partition is installed.
-
-    Raises:
-        ValueError: it is not. The message says how to install it.
-    """
-    if name.startswith("kaminpar"):
-        check_package()
-
 
 class Partitioner:
     """Draws the partition of any round and rank.
@@ -43,11 +26,11 @@ class Partitioner:
         name: one of ``PARTITIONS``.
         num_parts: number of clusters of a partition.
         seed: seed of the random numbers.
-        cache: a folder for the results of METIS and KaMinPar.
+        cache: a folder for the results of METIS.
 
     Raises:
-        ValueError: the name is unknown, there is less than one cluster or more than nodes, METIS or KaMinPar should cut
-            a directed graph, or KaMinPar is not installed.
+        ValueError: the name is unknown, there is less than one cluster or more than nodes, or METIS should cut a
+            directed graph.
     """
 
     def __init__(
@@ -69,21 +52,18 @@ class Partitioner:
                 f"partition.num_parts={num_parts} is more than the {self.num_nodes:,} nodes of the graph; "
                 "set it to at most that number"
             )
-        check_engine(name)
-        self._engine = name.removesuffix("_random")
-        if self._engine in ENGINES:
-            # METIS crashes on a directed graph, and KaMinPar misreads it.
+        if name in ("metis", "metis_random"):
+            # METIS crashes on a directed graph.
             structure = inspect(edge_index)
             if not structure.is_undirected:
                 raise ValueError(
                     f"graph is directed: {structure.num_without_reverse:,} of {structure.num_edges:,} "
-                    f"edges have no reverse; {ENGINES[self._engine][0]} needs an undirected graph. Set "
-                    "data.to_undirected=true."
+                    "edges have no reverse; METIS needs an undirected graph. Set data.to_undirected=true."
                 )
         self.edge_index = edge_index
         self.name = name
         self.num_parts = 1 if name == "whole" else num_parts
-        # Micro-clusters, of which "metis_random" and "kaminpar_random" combine some at random.
+        # Micro-clusters, of which "metis_random" combines some at random.
         self.num_micro_parts = min(20 * num_parts, self.num_nodes)
         self.seed = seed
         self.cache = cache
@@ -94,10 +74,10 @@ class Partitioner:
         return PARTITIONS[self.name](self, rank, stream("partition", self.seed, round_, rank))
 
     def cut(self, num_parts: int, rank: int) -> Partition:
-        """Return the cut of METIS or KaMinPar for a rank, which is computed once."""
+        """Return the cut of METIS for a rank, which is computed once."""
         if rank not in self._cut:
-            seed = int(stream(self._engine, self.seed, rank).integers(2**31))
-            self._cut[rank] = ENGINES[self._engine][1](self.edge_index, num_parts, seed, self.cache)
+            seed = int(stream("metis", self.seed, rank).integers(2**31))
+            self._cut[rank] = cut_with_metis(self.edge_index, num_parts, seed, self.cache)
         return self._cut[rank]
 
 
@@ -126,7 +106,5 @@ PARTITIONS: dict[str, Callable[[Partitioner, int, np.random.Generator], Partitio
     "random": draw_random,
     "metis": draw_cut,
     "metis_random": draw_regrouped,
-    "kaminpar": draw_cut,
-    "kaminpar_random": draw_regrouped,
     "whole": draw_whole,
 }

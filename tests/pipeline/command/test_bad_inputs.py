@@ -58,8 +58,8 @@ COMMANDS = [
     (
         TRAIN,
         "partition=metsi",
-        "partition=metsi is unknown; choose one of kaminpar, kaminpar_random, metis, "
-        "metis_random, random, whole; did you mean metis?",
+        "partition=metsi is unknown; choose one of metis, metis_random, random, whole; "
+        "did you mean metis?",
     ),
     (
         TRAIN,
@@ -131,8 +131,7 @@ COMMANDS = [
     (
         TRAIN,
         "-m partition=metis,radnom",
-        "partition=radnom is unknown; choose one of kaminpar, "
-        "kaminpar_random, metis, metis_random, random, whole; did you mean random?",
+        "partition=radnom is unknown; choose one of metis, metis_random, random, whole; did you mean random?",
     ),
     (
         TRAIN,
@@ -223,7 +222,7 @@ COMMANDS = [
     (
         TRAIN,
         "~partition",
-        "~partition: a run needs this group. Choose partition=kaminpar | kaminpar_random | metis | "
+        "~partition: a run needs this group. Choose partition=metis | "
         "metis_random | random | whole",
     ),
     (TRAIN, "hydra.foo=1", "Could not override 'hydra.foo'. Key 'foo' not in 'HydraConf'"),
@@ -361,8 +360,7 @@ COMMANDS = [
     (
         TRAIN,
         "partition.name=kmeans",
-        "partition.name=kmeans is unknown; choose one of random, metis, metis_random, "
-        "kaminpar, kaminpar_random, whole",
+        "partition.name=kmeans is unknown; choose one of random, metis, metis_random, whole",
     ),
     (
         TRAIN,

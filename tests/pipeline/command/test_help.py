@@ -203,7 +203,6 @@ def test_help_and_the_default_run_need_no_extra(tmp_path):
     assert {
         "duckdb",
         "faiss",
-        "kaminpar",
         "matplotlib",
         "mlflow",
         "optuna",

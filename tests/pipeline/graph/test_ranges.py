@@ -13,7 +13,7 @@ from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig, StoreConfig
 from parallel_epochs.pipeline.data.graph import pack, write_graph
 from parallel_epochs.pipeline.gnn import components
-from parallel_epochs.pipeline.graph import cut, ranges, store
+from parallel_epochs.pipeline.graph import metis, ranges, store
 from parallel_epochs.pipeline.graph.store import StoreWriter
 from parallel_epochs.pipeline.graph.structure import keep_both_orders
 from parallel_epochs.pipeline.layout import build as layout
@@ -46,15 +46,7 @@ def both_orders(configure, folder: Path) -> dict:
 
 
 def a_cut(configure, folder: Path) -> object:
-    return cut.cut_graph(
-        random_graph(30, 200, 0).edge_index,
-        3,
-        0,
-        folder,
-        lambda edges, num_parts, seed: np.arange(30) % 3,
-        title="Slices",
-        version="1",
-    )
+    return metis.cut_with_metis(random_graph(30, 200, 0).edge_index, 3, 0, folder)
 
 
 def graph(configure, folder: Path) -> Data:

@@ -16,7 +16,6 @@ from tests.helpers.running import ROOT
 # The extras that errors name. The ones of trackers are named like the trackers.
 NAMED = {
     "optuna",
-    "kaminpar",
     "layout",
     "parquet",
     "slurm",
