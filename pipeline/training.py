@@ -107,7 +107,7 @@ def describe_data(config: RunConfig) -> str:
     """
     opened = open_data(config, choose_device(config.device_name))
     largest = max(opened.parts, key=lambda part: part.data.num_nodes)
-    rows = inspection.describe(opened.data, opened.components)
+    rows = inspection.describe(opened.data)
     if memory := product_of(config).memory_of(largest):
         rows.append(("memory", memory))
     folder = Path(config.cache_dir)

@@ -6,7 +6,7 @@ and zeros behind them. The first column of ``edge_attr`` is the number of the re
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -442,14 +442,3 @@ def _join_features(
         indptr[1:] = torch.bincount(edge_index[1], minlength=x.size(0)).cumsum(0)
         fill_means(plan, types, edge_index[:, order].numpy(), indptr.numpy(), x.numpy())
     return x
-
-
-def count_relations(
-    types: GraphTypes, relation: Float[Tensor, " num_edges"]
-) -> Iterator[tuple[str, int]]:
-    """Count the edges of each relation, some edges at a time."""
-    counts = torch.zeros(len(types.relations), dtype=torch.int64)
-    for block in relation.split(1 << 22):
-        counts += torch.bincount(block.long(), minlength=len(counts))
-    for number, count in enumerate(counts.tolist()):
-        yield types.name_of(number), count

@@ -181,17 +181,14 @@ def begin_at_base(
 
 def _describe_inputs(config: GNNConfig, data: Data) -> str:
     text = describe_inputs(
+        config.data,
         data,
-        is_file=config.data.source.startswith(("file", "ogb")),
-        node_features=config.data.node_features,
-        label_input=config.train.label_input,
         num_learned=config.learned_channels,
         concat=config.features.concat,
-        num_hops=config.data.propagate,
-        num_walks=config.data.num_walks,
-        num_vectors=config.data.num_vectors,
         learned_types=config.features.types,
     )
+    if config.train.label_input:
+        text += f"; labels of training nodes (train.label_input={config.train.label_input:g})"
     if config.task.text_scores:
         text += (
             f"; logits begin at {config.task.text_scores:g} times the scores of texts "

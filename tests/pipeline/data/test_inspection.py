@@ -46,21 +46,16 @@ def graph_of_tasks():
 
 def test_a_graph_of_tasks_is_counted():
     assert dict(describe(graph_of_tasks())) == {
-        "nodes": "5",
-        "directed edges": "5",
-        "direction": "directed: 2 edges have no reverse",
-        "self-loops": "1",
-        "duplicate edges": "1",
-        "isolated nodes": "2 (40.0%)",
+        "edges": "directed (2 edges have no reverse), 5 nodes, 5 directed edges, 1 self-loop, 1 duplicate, "
+        "2 isolated nodes",
         "components": "3, of which 2 are single nodes; the largest has 3 nodes",
         "features of nodes": "2, of which 1 holds the same number in every row",
-        "features of edges": "none",
-        "splits": "train 2, valid 1, test 1",
-        "in no split": "1 (20.0%)",
+        "features of edges": "0",
+        "rows": "train 2, valid 1, test 1",
         "tasks": "2",
-        "missing labels (NaN)": "train 2 (50.0%), valid 0, test 1 (50.0%)",
-        "task 0": "ones of labels: train 1 of 2, valid 1 of 1, test 0 of 0",
-        "task 1": "ones of labels: train 0 of 0, valid 1 of 1, test 0 of 1",
+        "missing labels (NaN)": "train 2 (50.0%); valid 0; test 1 (50.0%)",
+        "task 0": "train 2 from 0 to 1, mean 0.5; valid 1 from 1 to 1, mean 1; test 0",
+        "task 1": "train 0; valid 1 from 1 to 1, mean 1; test 1 from 0 to 0, mean 0",
     }
 
 
@@ -82,16 +77,18 @@ def test_classes_and_values_are_counted():
     )
     assert [name for name in found if name.startswith("class ")][:2] == ["class 2", "class 0"]
     data.y, data.metric = torch.tensor([[0.5], [float("nan")], [-2.0], [3.0], [9.0]]), "mae"
-    assert dict(describe(data))["value 0"] == "train 1, valid 1, test 1; from -2 to 9"
+    assert dict(describe(data))["task 0"] == (
+        "train 1 from 0.5 to 0.5, mean 0.5; valid 1 from -2 to -2, mean -2; test 1 from 3 to 3, mean 3"
+    )
     data.y, data.metric = torch.arange(5).unsqueeze(1) * 10, "acc"
     assert describe(data)[-1] == ("", f"and {41 - LISTED} more classes")
 
 
 def test_a_component_of_two_nodes_is_no_single_node():
-    data = make_graph([(0, 1), (1, 0), (3, 3)], 5)
-    assert dict(inspection.describe_components(data, None)) == {
-        "components": "4, of which 3 are single nodes; the largest has 2 nodes"
-    }
+    data = make_graph([(0, 1), (1, 0), (3, 3)], 5, x=torch.rand(5, 1))
+    assert dict(describe(data))["components"] == (
+        "4, of which 3 are single nodes; the largest has 2 nodes"
+    )
 
 
 def test_a_class_below_0_is_none():
@@ -109,7 +106,7 @@ def test_pairs_of_links_are_counted(configure):
         "10",
         "60",
     )
-    assert "labels" not in found and "splits" not in found
+    assert "labels" not in found and "rows" not in found
 
 
 def test_columns_of_species_are_no_features():
@@ -135,8 +132,8 @@ def test_many_graphs():
         }
     )
     found = dict(describe(data))
-    assert found["graphs"] == "2" and found["nodes of a graph"] == "2 to 3, 2.5 on average"
-    assert found["splits"] == "train 1, valid 1, test 0" and found["categories of nodes"] == "2"
+    assert found["graphs"] == "2 of 2 to 3 nodes, 2.5 on average"
+    assert found["rows"] == "train 1, valid 1, test 0" and found["categories of nodes"] == "2"
     assert "components" not in found
 
 
@@ -150,11 +147,11 @@ def test_molecules(configure, tmp_path):
         "model.hidden_channels=8",
     )
     assert (
-        found["graphs"] == "40"
+        found["graphs"].startswith("40 of ")
         and found["tasks"] == "1"
         and found["memory"] == "not known beforehand"
     )
-    assert found["splits"].startswith("train ") and "components" not in found
+    assert found["rows"].startswith("train ") and "components" not in found
     assert found["categories of nodes"].startswith("9")
 
 
@@ -175,10 +172,8 @@ def test_triples(configure, tmp_path):
         "entities": "3",
         "relations": "2",
         "triples": "train 3, valid 2, test 1",
-        "from an entity to itself": "1",
         "duplicate triples": "train 1, valid 0, test 0",
         "training triples in": "valid 1, test 0",
-        "isolated entities": "0",
         "entities not trained": "1 (33.3%)",
         "relations not trained": "1 (50.0%)",
     }
@@ -224,7 +219,7 @@ def test_the_memory_of_clusters_is_known(configure):
         "model.hidden_channels=8",
     )
     assert found["memory"].startswith("about ") and " a rank, which may use " in found["memory"]
-    assert found["nodes"] == "240" and found["species"] == "4"
+    assert "240 nodes" in found["edges"] and found["species"] == "4"
 
 
 @pytest.mark.slow
@@ -250,31 +245,25 @@ def test_the_command_leaves_nothing_but_the_cache(tmp_path):
     (tmp_path / "g.pt").unlink()
     good = shell("pipeline.check", "data=digits", "model.num_layers=2", cwd=tmp_path)
     assert good.returncode == 0, good.stderr
-    assert "data=digits, for trainer=gnn\n  nodes              1,797\n" in good.stdout
+    assert "data=digits, for trainer=gnn\n  edges " in good.stdout and "1,797 nodes" in good.stdout
     assert [path.name for path in tmp_path.iterdir()] == [".cache"]
 
 
 def test_types_and_relations_are_counted():
     data = typed_graph()
     assert dict(describe(data)) == {
-        "nodes": "9",
-        "directed edges": "16",
-        "direction": "undirected",
-        "self-loops": "0",
-        "parallel edges": "0",
-        "isolated nodes": "0",
+        "edges": "undirected (every edge has its reverse), 9 nodes, 16 directed edges, 0 self-loops, "
+        "0 parallel edges, 0 isolated nodes",
         "components": "2, of which 0 are single nodes; the largest has 6 nodes",
-        "types of nodes": "3",
+        "types and relations": "3 types of nodes (4 user, 3 item, 2 tag), 3 relations and 3 reverse ones",
         "type user": "4 nodes, features: 2, of which 1 holds the same number in every row",
         "type item": "3 nodes, features: 1",
-        "type tag": "2 nodes, no features",
-        "relations": "3, and 3 reverse ones",
+        "type tag": "2 nodes, features: 0",
         "buys": "4 edges from user to item",
         "knows": "1 edge from user to user",
         "has": "3 edges from item to tag",
         "features of edges": "1",
-        "splits": "train 2, valid 1, test 1",
-        "user in no split": "0",
+        "rows": "train 2, valid 1, test 1",
         "classes": "2",
         "class 0": "train 1, valid 1, test 0",
         "class 1": "train 1, valid 0, test 1",
@@ -287,10 +276,9 @@ def test_many_types_and_relations_are_listed_in_part(monkeypatch):
     monkeypatch.setattr(inspection, "LISTED", 1)
     rows = inspection.describe_types(typed_graph())
     assert [name for name, _ in rows] == [
-        "types of nodes",
+        "types and relations",
         "type user",
         "",
-        "relations",
         "buys",
         "",
         "features of edges",

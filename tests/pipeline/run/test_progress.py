@@ -10,8 +10,6 @@ import torch
 
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.inputs import describe_inputs
-from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.gnn.predict import inference
 from parallel_epochs.pipeline.graph import metis
 from parallel_epochs.pipeline.run import progress
@@ -175,90 +173,6 @@ def test_the_exact_evaluation_counts_every_layer_and_leaves_no_hook(monkeypatch,
     assert inference.stack_of_layers(torch.nn.Linear(1, 1)) == []
 
 
-def graph_of(**attributes) -> Graph:
-    masks = {
-        name: torch.arange(6) % 3 == i
-        for i, name in enumerate(("train_mask", "valid_mask", "test_mask"))
-    }
-    edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]])
-    return Graph(
-        edge_index=edge_index,
-        num_nodes=6,
-        y=torch.arange(6).unsqueeze(1) % 2,
-        metric="acc",
-        **masks,
-        **attributes,
-    )
-
-
-@pytest.mark.parametrize(
-    "attributes, options, label_input, text",
-    [
-        ({"x": torch.rand(6, 4)}, {}, 0.0, "x: 4 features from the file"),
-        (
-            {"x": torch.rand(6, 1), "edge_attr": torch.rand(6, 1)},
-            {},
-            0.0,
-            "x: 1 feature from the file + 1 feature of each edge",
-        ),
-        (
-            {"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2)},
-            {},
-            0.5,
-            "x: 4 features from the file + 2 features of each edge + labels of training nodes (train.label_input=0.5)",
-        ),
-        (
-            {"edge_attr": torch.rand(6, 2)},
-            {"node_features": "sum"},
-            0.0,
-            "x: 2 features from the edges (data.node_features=sum) + 2 features of each edge",
-        ),
-        (
-            {},
-            {},
-            0.0,
-            "no node features: degree only. Better: give the file an x; features=embedding learns a table with a "
-            "row for each node; train.label_input=0.5 shows training labels to the model; "
-            "data.node_features=log_sum takes the degree's logarithm, standardised",
-        ),
-        (
-            {},
-            {"node_features": "log_sum"},
-            0.0,
-            "no node features: degree only, its logarithm, standardised. Better: give the file an x; features=embedding "
-            "learns a table with a row for each node; train.label_input=0.5 shows training labels to the model",
-        ),
-    ],
-)
-def test_it_says_what_the_model_gets(attributes, options, label_input, text):
-    options = {"node_features": "sum", **options}
-    data = prepare(graph_of(**attributes), origin="graph.pt", **options)
-    assert describe_inputs(data, is_file=True, **options, label_input=label_input) == text
-
-
-@pytest.mark.parametrize(
-    "attributes, concat, text",
-    [
-        ({}, False, "x: 7 learned features (features=embedding)"),
-        ({}, True, "x: 7 learned features (features=embedding) + degree only"),
-        (
-            {"x": torch.rand(6, 4), "edge_attr": torch.rand(6, 2), "species": torch.arange(6) % 3},
-            True,
-            "x: 7 learned features (features=embedding) + 4 features from the file + 3 species, one-hot + 2 features of each "
-            "edge",
-        ),
-    ],
-)
-def test_it_says_what_the_model_learns(attributes, concat, text):
-    data = prepare(graph_of(**attributes), origin="graph.pt")
-    assert (
-        describe_inputs(
-            data, is_file=True, node_features="sum", label_input=0.0, num_learned=7, concat=concat
-        )
-        == text
-    )
-
-
 def test_slow_phases_are_announced_before_they_begin(configure, tmp_path, caplog, monkeypatch):
     said_before = []
     run_metis = metis._run_metis
@@ -275,7 +189,4 @@ def test_slow_phases_are_announced_before_they_begin(configure, tmp_path, caplog
         f"METIS: cutting 240 nodes into 4 clusters, kept in {cache} for later runs"
     ]
     assert caplog.messages[0] == "data: preparing synthetic_proteins"
-    assert (
-        "x: 8 features from the edges (data.node_features=log_sum) + 4 species, one-hot + 8 features of each edge"
-        in caplog.messages
-    )
+    assert "x: features of its edges (8), species (4); 8 features of each edge" in caplog.messages
