@@ -42,8 +42,6 @@ BASE_COLUMNS = "base_columns"
 # An opened graph says under this name which columns mark the empty cells of others: of the nodes of each type, and of
 # the edges of each relation but the reverse ones.
 MARKS = "marks"
-# The value of a prepared graph that is true if log(1 + label) is learned of real values.
-LOG_LABEL = "log_label"
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
 # With @K, metrics of links that rank all candidates of a source. They have no value for links that are known.

@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of
 
-LATER = ("score_folds", "link_negatives", "reading", "degrees")
+LATER = ("link_negatives", "reading", "degrees")
 ARCHIVE = ROOT / "tests" / "old_runs.tar.xz"
 RUNS = [
     "gnn",
@@ -66,11 +66,11 @@ def test_a_run_is_evaluated_predicted_and_continued(name, folder):
 def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
     path = folder / "runs" / "gnn_of_tables" / "config.yaml"
     saved, usual = schema.load(path), TablesConfig()
-    assert [getattr(saved.data, name) for name in LATER] == ["rows", "all", 1, False]
+    assert [getattr(saved.data, name) for name in LATER] == ["all", 1, False]
     (tmp_path / "checkpoints").mkdir(), (tmp_path / "checkpoints" / "last.pt").touch()
     (tmp_path / "config.yaml").write_text(path.read_text())
     later = {f"data.{name}": getattr(usual, name) for name in LATER}
-    assert list(later.values()) == ["groups", "sides", 5, True]
+    assert list(later.values()) == ["sides", 5, True]
     assert resolve(keys.replaced(saved, later), tmp_path, continues=True) == saved
     for name in ("node_embedding", "knowledge", "layout"):  # which have no task
         assert "data.link_negatives" not in str(

@@ -344,7 +344,7 @@ RANKS = [
     ("cluster: on disk", SPLIT, "killed"),
     ("neighbor", SPLIT, "stopped"),
     ("link", UNEVEN, "killed"),
-    ("tables: terms, quantiles, thresholds", UNEVEN, "killed"),
+    ("tables: terms, thresholds", UNEVEN, "killed"),
     ("graph", UNEVEN, "killed"),
     ("node embedding", [*LONGER["node embedding"], "parallel.num_ranks=2"], "killed"),
     ("layout", [*UNEVEN, "train.eval_every=1"], "stopped"),

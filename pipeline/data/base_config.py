@@ -38,8 +38,7 @@ class DataConfig:
         links: where the pairs of task=link come from: "none"; "given", the dataset has them; "edges", its edges are
             divided, by the keys ``train_fraction``, ``valid_fraction``, ``graph_seed`` and, if there is one, ``split``.
         fixed: keys of earlier versions that shaped a graph, with the values that are fixed now, which a hash counts.
-        folds_of_scores: folds of the training nodes, if some features are scores of texts; none otherwise.
-        may_have_text_scores: whether such features may be there.
+        may_have_text_scores: whether some features may be scores of texts.
     """
 
     holds: ClassVar[str] = "graph"
@@ -94,10 +93,6 @@ class DataConfig:
         changes_numbers=False,
     )
 
-    @property
-    def folds_of_scores(self) -> str | None:
-        return None
-
     def link_split(self) -> str:
         """Return how the links of task=link are divided: "random", "time", "column" or "group"."""
         return "time" if getattr(self, "split", None) == "time" else "random"
@@ -144,7 +139,7 @@ class DataConfig:
 
     @property
     def may_have_text_scores(self) -> bool:
-        return self.folds_of_scores is not None
+        return False
 
     def origin(self) -> str:
         """Return where the graph comes from, for messages: the first of its files, if it has some."""

@@ -43,7 +43,7 @@ from parallel_epochs.pipeline.data.sparse import densify, take_terms
 from parallel_epochs.pipeline.graph import store, structure
 from parallel_epochs.pipeline.graph.components import write_component
 from parallel_epochs.pipeline.graph.ranges import name_in
-from parallel_epochs.pipeline.names import LOG_LABEL, TERMS, TEXT_SCORES
+from parallel_epochs.pipeline.names import TERMS, TEXT_SCORES
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.errors import DamagedFile, InUse
 from parallel_epochs.pipeline.run.progress import Bar
@@ -393,7 +393,7 @@ def keep_component(
         check=check,
     )
     component.on_disk = data.on_disk
-    component.update({key: data[key] for key in (TEXT_SCORES, LOG_LABEL) if key in data})
+    component.update({key: data[key] for key in (TEXT_SCORES,) if key in data})
     if TERMS[0] in data:
         own = data.types.nodes_of(str(data.types.labelled))
         component.update(
@@ -510,8 +510,8 @@ def hash_graph(config: DataConfig) -> str:
         shaping["encodings"] = ENCODINGS_FORMAT
     if (reading := getattr(config, "reading", 1)) > 1:
         shaping["reading"] = reading
-    if (folds := config.folds_of_scores) is not None:
-        shaping["scores"] = SCORES_FORMAT if folds == "rows" else [SCORES_FORMAT, folds]
+    if config.is_stored and config.may_have_text_scores:
+        shaping["scores"] = [SCORES_FORMAT, "groups"]
     return _digest(shaping)
 
 

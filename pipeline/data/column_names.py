@@ -121,9 +121,7 @@ def _of_values(
     """Name the columns of numbers and dates, and those that mark empty cells."""
     found = list[Channel]()
     for (option, name), (at, end) in zip(values.columns, pairwise(values.first_features)):
-        is_plain = (
-            option != "dates" and name not in values.log1p + values.quantiles and at < len(mean)
-        )
+        is_plain = option != "dates" and name not in values.log1p and at < len(mean)
         own = Channel(name, None, float(std[at]), float(mean[at])) if is_plain else Channel(name)
         found += [own] * (end - at)
     return found + [Channel(values.columns[place][1], "empty") for place in flagged]

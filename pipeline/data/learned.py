@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.data.incident import moments_of_edges
 from parallel_epochs.pipeline.data.join_types import check_alike
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
-from parallel_epochs.pipeline.names import LOG_LABEL, MASKS
+from parallel_epochs.pipeline.names import MASKS
 from parallel_epochs.pipeline.run.read_back import build
 
 # The array of a prepared graph that holds what was learned of tables, see :mod:`pipeline.data.tables.fitted`.
@@ -48,7 +48,6 @@ class Learned:
             for other sources.
         schema: the types of a graph with several, as :class:`pipeline.data.graph_types.GraphTypes` gives them for JSON;
             none for others.
-        log_label: whether log(1 + label) is learned.
     """
 
     num_columns: int
@@ -64,7 +63,6 @@ class Learned:
     labels: Float[Tensor, "2 columns"] | None = None
     fitted: UInt8[Tensor, " num_bytes"] | None = None
     schema: dict[str, Any] | None = None
-    log_label: bool = False
     degrees: Float[Tensor, "2 num_degrees"] | None = None
 
     def num_own(self, num_hops: int) -> int:
@@ -98,13 +96,15 @@ def from_dict(path: Path, content: Any) -> Learned:
         raise ValueError(
             f"it has format {content['format']}, and this version reads format {FORMAT}"
         )
+    if content.get("log_label"):
+        raise ValueError("it learned log(1 + label), as versions up to 0.6.0 could")
     found = build(
         path,
         Learned,
         {
             entry.name: content[entry.name]
             for entry in fields(Learned)
-            if entry.name not in (FITTED, SCHEMA, LOG_LABEL, "degrees") or entry.name in content
+            if entry.name not in (FITTED, SCHEMA, "degrees") or entry.name in content
         },
     )  # of versions of before
     if found.schema is not None:
@@ -145,7 +145,6 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
         labels,
         data.get(FITTED),
         None if types.homogeneous else types.to_value(),
-        data.get(LOG_LABEL, False),
         data.get(DEGREE_MOMENTS),
     )
 
@@ -248,4 +247,4 @@ def with_labels(learned: Learned, data: Graph, origin: str, num_rows: int) -> Gr
         learned.out_channels,
         False,
     )
-    return data.update(learned.label_names | ({LOG_LABEL: True} if learned.log_label else {}))
+    return data.update(learned.label_names)

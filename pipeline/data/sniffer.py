@@ -35,7 +35,7 @@ FORMATS = {
     rb"\s*(@(prefix|base)\b|<[^>\n]*>\s+<[^>\n]*>\s)": "RDF",
     rb"%%MatrixMarket": "a MatrixMarket file, which data=edges reads",
     rb"PAR1": "a Parquet file, which data=tables reads",
-    rb"SQLite format 3": "a SQLite file, which data=tables reads",
+    rb"SQLite format 3": "a SQLite file",
     rb"PK\x03\x04": "a zip archive, or a table of a spreadsheet",
 }
 # The numbers of nodes and of edges, and perhaps whether lines hold weights.

@@ -885,7 +885,7 @@ class NewTableConfig:
         "that of the training was.",
         is_path=True,
     )
-    table: str | None = key(None, "Name of the table in a DuckDB or SQLite file (data=tables).")
+    table: str | None = key(None, "Name of the table in a DuckDB file (data=tables).")
 
 
 @dataclass

@@ -268,10 +268,9 @@ ROWS: dict[str, list[str]] = {
         "task.text_scores=2",
         "train.label_input=0.5",
     ],
-    "tables: terms, quantiles, thresholds": [
+    "tables: terms, thresholds": [
         "data.nodes.text_chars=[id]",
         "data.nodes.text_features=svd",
-        "data.nodes.quantiles=[b]",
         "data.nodes.label=even",
         "data.metric=rocauc",
         "task.threshold=cost:3",

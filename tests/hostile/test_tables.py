@@ -128,8 +128,8 @@ TRAIN = CHECK.replace("pipeline.check", "pipeline.train") + (
 
 INPUTS = [
     Case(
-        "one label and its logarithm",
-        TRAIN + "data.nodes.label=a data.nodes.log_label=true task.base=auto",
+        "one label",
+        TRAIN + "data.nodes.label=a data.metric=rmse task.base=auto",
         None,
         nodes(["7"]),
     ),

@@ -17,7 +17,7 @@ from parallel_epochs.pipeline.data.join_types import check_schema
 from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.structure import is_structure
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, LINK_METRICS, METRICS
-from parallel_epochs.pipeline.names import FIRST_SOURCE, LOG_LABEL, MASKS, TEXT_SCORES
+from parallel_epochs.pipeline.names import FIRST_SOURCE, MASKS, TEXT_SCORES
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.read_back import check_values, shown
 
@@ -28,7 +28,6 @@ KEPT = {
     "num_relations": int,
     "x_source": str,
     "metric": str,
-    LOG_LABEL: bool,
     TEXT_SCORES: int,
     "out_channels": int,
     "structure": dict[str, int],

@@ -21,23 +21,13 @@ class NodeColumns:
         "Path of the table of nodes. Default: no table; the nodes are the ids that the edges name.",
         names_files=True,
     )
-    table: str | None = key(
-        None, "Name of the table in the file (DuckDB and SQLite).", shapes_graph=True
-    )
+    table: str | None = key(None, "Name of the table in a DuckDB file.", shapes_graph=True)
     id: str = key("id", "Column of the nodes' ids, of any type.", shapes_graph=True)
     features: list[str] = key(
         [], "Columns of numbers that become node features.", shapes_graph=True
     )
     log1p: list[str] = key(
         [], "Columns of data.nodes.features that are replaced by log(1 + x).", shapes_graph=True
-    )
-    quantiles: list[str] = key(
-        [],
-        "Columns of data.nodes.features that become normally distributed: each value is "
-        "replaced by the normal quantile of its rank.",
-        shapes_graph=True,
-        hashed_if_given=True,
-        before=[],
     )
     standardize: bool = key(
         False,
@@ -112,14 +102,6 @@ class NodeColumns:
         "1) or real values.",
         shapes_graph=True,
     )
-    log_label: bool = key(
-        False,
-        "Learn log(1 + label) of real values that are not negative. Predictions and metrics "
-        "are in the unit of the labels.",
-        shapes_graph=True,
-        hashed_if_given=True,
-        before=False,
-    )
     split_column: str | None = key(
         None, "Column that holds train, valid (or val) or test.", shapes_graph=True
     )
@@ -145,9 +127,7 @@ class EdgeColumns:
     """The table of edges."""
 
     path: str | None = key(None, "Path of the table of edges.", names_files=True)
-    table: str | None = key(
-        None, "Name of the table in the file (DuckDB and SQLite).", shapes_graph=True
-    )
+    table: str | None = key(None, "Name of the table in a DuckDB file.", shapes_graph=True)
     source: str = key("source", "Column of the ids of the source nodes.", shapes_graph=True)
     target: str = key("target", "Column of the ids of the target nodes.", shapes_graph=True)
     bipartite: bool = key(
@@ -265,12 +245,6 @@ class EdgeColumns:
 class RowColumns:
     """The columns of the label table (data.label_table)."""
 
-    table: str | None = key(
-        None,
-        "Name of the label table in the file (DuckDB and SQLite).",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
     id: str = key(
         "id",
         "Column of the ids of the nodes that rows ask about.",

@@ -39,7 +39,7 @@ MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?B)", re.IGNORECASE)
 
 @dataclass
 class TablesConfig(DataConfig):
-    """Tables of edges and nodes: CSV, TSV, Parquet, DuckDB or SQLite, with ids of any type. They may exceed memory."""
+    """Tables of edges and nodes: CSV, TSV, Parquet or DuckDB, with ids of any type. They may exceed memory."""
 
     is_stored: ClassVar[bool] = True
     other_keys: ClassVar[tuple[str, ...]] = (
@@ -63,7 +63,7 @@ class TablesConfig(DataConfig):
     source: str = key(
         "tables",
         "Tables of edges and nodes: files that end in .csv, .tsv (perhaps with .gz) or "
-        ".parquet, or tables in a DuckDB or SQLite file.",
+        ".parquet, or tables in a DuckDB file.",
         shapes_graph=True,
     )
     folder: str | None = key(
@@ -177,14 +177,6 @@ class TablesConfig(DataConfig):
         hashed_if_given=True,
     )
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
-    score_folds: str = key(
-        "groups",
-        "Folds of the models that score training nodes (text_features=scores). groups: "
-        "nodes with many edges among themselves share a fold, so that few scores come from a model "
-        "that saw the label of a neighbour. rows: at random, as in runs of earlier versions.",
-        choices=("groups", "rows"),
-        before="rows",
-    )
     reading: int = reading()
     memory_limit: str = key(
         "4GB",
@@ -296,10 +288,8 @@ class TablesConfig(DataConfig):
         return first, last
 
     @property
-    def folds_of_scores(self) -> str | None:
-        nodes = self.tables.nodes.values()
-        is_scored = any(own.columns.text_features == "scores" for own in nodes)
-        return self.score_folds if is_scored else None
+    def may_have_text_scores(self) -> bool:
+        return any(own.columns.text_features == "scores" for own in self.tables.nodes.values())
 
     def completed(self) -> "TablesConfig":
         """Return the configuration with a guessed schema in place of data.label.

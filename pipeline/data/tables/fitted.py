@@ -32,8 +32,6 @@ class Columns:
         latest: latest time of each of these columns in the training, seconds since 1970, float64; 0 of numbers.
         mean, std: of the columns of numbers and of those that dates become, float64; 0 and 1 if they are not
             standardised.
-        quantiles: of each of these columns, float64, ascending; empty where no ranks are taken. Earlier versions kept
-            none.
         texts: of each column of text how many texts were counted, the terms that occur in them and in how many texts
             each occurs, int64.
         kinds: of each column of text, as of :class:`~pipeline.data.tables.text.TextFeatures`. Earlier versions kept
@@ -48,7 +46,6 @@ class Columns:
     latest: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
-    quantiles: list[Float[np.ndarray, "_"]] = field(default_factory=list)
     texts: list[tuple[int, Int[np.ndarray, "_"], Int[np.ndarray, "_"]]] = field(
         default_factory=list
     )
@@ -126,6 +123,8 @@ def _from_content(content: dict) -> Fitted:
     if (scores := columns.pop("scores")) is not None:
         own = np.empty((0, scores["weights"].shape[1]), np.float32)  # of versions of before
         scores = build(FITTED, TextScores, {"nodes": np.empty(0, np.int64), "own": own} | scores)
+    if any(map(len, columns.pop("quantiles", []))):  # of versions of before
+        raise ValueError("it was trained with data.nodes.quantiles, which version 0.6.0 has")
     columns["texts"] = [tuple(text) for text in columns["texts"]]
     columns = build(FITTED, Columns, {"scores": scores} | columns)
     return build(FITTED, Fitted, {"columns": columns} | content)

@@ -1,17 +1,28 @@
-"""Files of tables, and the names of their columns, which are checked before torch or DuckDB is imported."""
+"""Files of tables, and the names of their columns, which are checked before torch is imported."""
 
 import csv
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from parallel_epochs.pipeline.data.columns import as_text, lines_of, open_unzipped
-from parallel_epochs.pipeline.data.tables import databases
 from parallel_epochs.pipeline.run import files, limits
+from parallel_epochs.pipeline.run.errors import one_line
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+# A view or a default value in somebody's database can then read no other file and reach no network.
+CLOSED: dict[str, Any] = {
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "threads": 1,
+}
+# The tables of a database and their columns, without views.
+TABLES = """SELECT table_name, list(column_name ORDER BY column_index) FROM duckdb_columns()
+    WHERE schema_name = 'main' AND table_oid IN (SELECT table_oid FROM duckdb_tables()) GROUP BY ALL ORDER BY 1"""
 
 
 def check(key: str, path: Path, table: str | None, named: list[tuple[str, str]]) -> None:
@@ -19,7 +30,7 @@ def check(key: str, path: Path, table: str | None, named: list[tuple[str, str]])
 
     Args:
         key: of the table, "data.nodes" or "data.edges".
-        table: its name, in a DuckDB or SQLite file.
+        table: its name, in a DuckDB file.
         named: the columns that are read, each with the key that names it.
 
     Raises:
@@ -31,27 +42,42 @@ def check(key: str, path: Path, table: str | None, named: list[tuple[str, str]])
     elif first.name.endswith(SUFFIXES):
         columns = read_head(first, separator_of(first))
     else:
-        database_kind(key, first, table)
-        columns = databases.columns_of(key, first, str(table))
+        columns = database_columns(key, first, table)
     for option, column in named:
         require(option, column, str(path), columns)
 
 
-def database_kind(key: str, path: Path, table: str | None) -> str:
-    """Return "SQLite" or "DuckDB", for a file whose name ends in none of the endings of tables.
+def database_columns(key: str, path: Path, table: str | None) -> list[str]:
+    """Return the columns of a table of a DuckDB file.
+
+    Args:
+        key: of the table, "data.nodes" or "data.edges".
 
     Raises:
-        ValueError: it is neither, or no table is named.
+        ValueError: it is no such file, cannot be read or has no such table, or no table is named.
     """
-    kind = databases.kind_of(path)
-    if kind is None:
+    import duckdb
+
+    with files.open_file(path) as file:
+        is_database = file.read(12).endswith(b"DUCK")
+    if not is_database:
         raise ValueError(
             f"{path} is no table that can be read: its name ends in none of {', '.join(SUFFIXES)}, and it "
-            "is no DuckDB or SQLite file"
+            "is no DuckDB file. Write the tables of another database as files of Parquet"
         )
     if table is None:
-        raise ValueError(f"{path} is a {kind} file: name its table by {key}.table")
-    return kind
+        raise ValueError(f"{path} is a DuckDB file: name its table by {key}.table")
+    try:
+        with duckdb.connect(str(path), read_only=True, config=CLOSED) as connection:
+            tables = dict(connection.execute(TABLES).fetchall())
+    except duckdb.Error as error:
+        raise ValueError(f"{path} cannot be read: {one_line(error)}") from None
+    if table not in tables:
+        raise ValueError(
+            f"{key}.table={table}: {path} has no such table; there are {', '.join(tables) or 'none'}. A "
+            "view is not read, since it can read other files: save its rows by CREATE TABLE"
+        )
+    return tables[table]
 
 
 def require(key: str, column: str, name: str, columns: Iterable[str]) -> None:

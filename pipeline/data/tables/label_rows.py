@@ -278,7 +278,7 @@ def _read_table(db: Database, config: Settings, table: NodeTable) -> tuple[str, 
     """Read the label table into the stage ``rows``; returns its name, and whether its times are dates."""
     keys = config.rows
     assert table.path is not None
-    source = open_source(db, "data.label_table", table.path, keys.table)
+    source = open_source(db, "data.label_table", table.path, None)
     columns = [("id", keys.id), ("time", keys.time), *[("label", keys.label)] * config.reads_labels]
     for name, column in columns:
         source.require(f"data.rows.{name}", column)

@@ -57,7 +57,6 @@ class Labels:
         masks: nodes for training, validation and test, each bool [num_nodes]; a node without a label is in none.
         out_channels: classes or columns.
         names: of the classes or columns, as tensors.
-        is_log: whether log(1 + label) is learned.
     """
 
     columns: list[str]
@@ -65,7 +64,6 @@ class Labels:
     masks: list[Tensor]
     out_channels: int
     names: dict[str, Tensor] = field(default_factory=dict)
-    is_log: bool = False
 
 
 def read(
@@ -84,15 +82,15 @@ def read(
     Raises:
         ValueError: names the file, the column and the first bad row.
     """
-    db, is_log = source.db, table.columns.log_label
+    db = source.db
     option, columns = table.labels[0][0], [column for _, column in table.labels]
     metric = known.metric if known else _choose_metric(source, table, columns)
     if metric in CLASS_METRICS:
         names = _number_classes(source, columns[0], known)
     else:
-        _check_numbers(source, option, columns, metric, is_log=is_log)
+        _check_numbers(source, option, columns, metric)
         names = pack_names(np.asarray(columns), "label_names")
-    labels = Labels(columns, metric, [], len(columns), names, is_log)
+    labels = Labels(columns, metric, [], len(columns), names)
     parts = list(blocks(num_nodes, BLOCK))
     labelled = np.concatenate([~np.isnan(read_values(db, labels, *part)).all(1) for part in parts])
     notes = [f"{int(labelled.sum()):,}"]
@@ -116,31 +114,12 @@ def read(
     return labels
 
 
-def _check_numbers(
-    source: Source, option: str, columns: list[str], metric: str, *, is_log: bool
-) -> None:
+def _check_numbers(source: Source, option: str, columns: list[str], metric: str) -> None:
     """Refuse labels that are no numbers, or none that the metric takes."""
     source.refuse_wrong_numbers(option, columns)
     mend = "Subtract a constant from the labels to keep their differences"
-    if is_log:
-        mend = "Their logarithms hardly change"
     numbers = {f"TRY_CAST(label{place} AS DOUBLE)": name for place, name in enumerate(columns)}
     source.warn_rounded("nodes", numbers, mend)
-    if is_log:
-        source.refuse_values(
-            option,
-            columns,
-            "< 0",
-            ", and data.nodes.log_label=true learns log(1 + label) of "
-            "labels that are not negative. Correct the value, or leave data.nodes.log_label out",
-        )
-        log.info(
-            "%s: the model learns log(1 + label); predictions and %s are in the unit of the labels, and "
-            "%s_of_log is that of the logarithms (data.nodes.log_label)",
-            source.name,
-            metric,
-            metric,
-        )
     if metric in TASK_METRICS:
         source.refuse_values(
             option,
@@ -210,7 +189,7 @@ def write(
 
 
 def _choose_metric(source: Source, table: NodeTable, columns: list[str]) -> str:
-    metric = table.metric or ("rmse" if table.columns.log_label else None)
+    metric = table.metric
     check_metric(metric)
     if metric is not None:
         if metric in CLASS_METRICS and len(columns) > 1:

@@ -38,8 +38,6 @@ from parallel_epochs.pipeline.data.tables.values import (
     LEAST,
     Values,
     describe_dates,
-    fit_quantiles,
-    to_normal,
     values_of,
 )
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -212,7 +210,7 @@ class Nodes:
             if text.kind == "ids":
                 self._collect_ids(text.place, neighbors[text.place - num_columns])
         if is_new:
-            self._fit(links if self.config.score_folds == "groups" else None)
+            self._fit(links)
             return
         vectors = known.vectors or [
             text.vectors for text in self.texts
@@ -234,22 +232,14 @@ class Nodes:
             ordered=False,
         )
 
-    def _fit(self, links: Links | None) -> None:
+    def _fit(self, links: Links) -> None:
         """Learn of this table.
 
         Args:
-            links: the edges, if linked nodes are to lie in one fold of the scores.
+            links: the edges; linked nodes are to lie in one fold of the scores.
         """
-        columns, values = self.columns, self.values
+        columns = self.columns
         columns.latest = self._latest()
-        columns.quantiles = [np.zeros(0) for _ in values.columns]
-        for place, (option, column) in enumerate(values.columns):
-            if option == "features" and column in values.quantiles:
-                parts = self.db.stream(
-                    f"SELECT f{place}::DOUBLE AS x FROM nodes WHERE f{place} IS NOT NULL"
-                )
-                found = [columns.quantiles[place], *(part["x"] for part in parts)]
-                columns.quantiles[place] = fit_quantiles(np.concatenate(found))
         columns.mean, columns.std = self._moments()
         for text in self.texts:
             for first, last in blocks(self.num_nodes, BLOCK):
@@ -319,12 +309,6 @@ class Nodes:
         for place, (option, column) in zip(values.first_features, values.columns):
             if option == "features" and column in values.log1p:
                 rows[:, place] = np.log1p(rows[:, place])
-        # A run of before there were quantiles has none.
-        for place, (option, column), own in zip(
-            values.first_features, values.columns, fitted.quantiles
-        ):
-            if option == "features" and column in values.quantiles:
-                rows[:, place] = to_normal(rows[:, place], own)
         return rows
 
     def _fetch(self, chosen: str, first: int, last: int, joins: str = "") -> pa.Table:
@@ -370,22 +354,18 @@ class Nodes:
         parts = [text.weigh(self._read_texts(text, first, last)) for text in texts]
         return sp.csr_array(sp.hstack(parts, format="csr"))
 
-    def _fit_scores(self, labels: Labels, links: Links | None) -> TextScores:
+    def _fit_scores(self, labels: Labels, links: Links) -> TextScores:
         """Fit the scores of texts to the training nodes, or to MAX_NODES of them drawn at random if there are more."""
         rng, texts = stream("text scores", self.config.graph_seed), self._seen
         fitted = np.flatnonzero(labels.masks[0].numpy())
         if len(fitted) > MAX_NODES:
             fitted = np.sort(rng.choice(fitted, MAX_NODES, replace=False))
-        terms, targets, groups = [], [], None
+        terms, targets = [], []
         for first, last in blocks(self.num_nodes, BLOCK):
             own = fitted[(fitted >= first) & (fitted < last)] - first
             terms.append(self._terms(texts, first, last)[own])
             targets.append(tables_labels.read_values(self.db, labels, first, last)[own])
-            if labels.is_log:
-                targets[-1] = np.log1p(targets[-1])
-        if links is not None:
-            found = find_groups(self.db, links, links.num_nodes // NUM_GROUPS)
-            groups = found[links.first + fitted]
+        groups = find_groups(self.db, links, links.num_nodes // NUM_GROUPS)
         num_words = sum(text.kind != "ids" for text in texts)  # ids are the last ones
         scores = fit_scores(
             fitted,
@@ -394,7 +374,7 @@ class Nodes:
             labels.metric,
             rng,
             first_id=num_words * NUM_HASHES,
-            groups=groups,
+            groups=groups[links.first + fitted],
         )
         return replace(scores, digests=self._digests()[fitted])
 

@@ -36,15 +36,15 @@ NO_INPUTS = (
     "id",
     "label",
     "labels",
-    "log_label",
     "split_column",
     "max_categories",
     "source",
     "target",
     "time",
 )
-# Keys of tables of nodes that earlier versions had, with the values that are fixed now.
+# Keys of tables of nodes that earlier versions had, with the values that are fixed now. Hashes count the first ones.
 GONE = {"max_categories": 256, "text_words": 1, "char_lengths": [2, 4], "tag_separator": "|"}
+UNHASHED = {"log_label": False, "quantiles": []}
 # Columns that become features of nodes.
 INPUTS = ("features", "dates", "categories", "text", "text_chars", "text_tags")
 
@@ -327,7 +327,7 @@ def _node_table(
     path = None if own.path is None else _resolve(folder, own.path)
     if not is_labelled:
         features = "hashed" if own.text_features == "scores" else own.text_features
-        plain = replace(own, label=None, labels=[], log_label=False, split_column=None)
+        plain = replace(own, label=None, labels=[], split_column=None)
         return NodeTable(replace(plain, text_features=features), path, empty=config.empty)
     labels = own.label_columns() if config.reads_labels else []
     if rows is not None:
@@ -461,7 +461,7 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
 def _add_rows(config: Settings, draft: _Draft, rows: RowTable) -> None:
     """Let the rows of a label table be nodes of a type, with an edge from the node that each is about."""
     _refuse_names(draft, [label_table.TYPE], [label_table.RELATION])
-    path, table = config.label_table, config.rows.table
+    path, table = config.label_table, None
     if rows.labels is not None:
         own = draft.edges[rows.labels[0]][0]
         path, table = own.path, own.table
@@ -584,7 +584,7 @@ VALUES: dict[Any, str] = {
 def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
     """Make an object of keys in a schema."""
     given = _mapping(keys, where)
-    for name, value in GONE.items():
+    for name, value in (GONE | UNHASHED).items():
         if name in given and given[name] == value:
             del given[name]
     if "${" in str(given):  # OmegaConf would read variables of the environment
@@ -660,7 +660,7 @@ def check_tables(config: Settings) -> None:
             )
         names = ("id", "time", "label") if config.reads_labels else ("id", "time")
         named = [(f"data.rows.{name}", getattr(keys, name)) for name in names]
-        heads.check("data.rows", path, keys.table, named)
+        heads.check("data.rows", path, None, named)
     for part, tables in (("nodes", schema.nodes), ("edges", schema.edges)):
         for name, own in tables.items():
             if is_made(own):
@@ -686,9 +686,8 @@ def _check(own: NodeTable | EdgeTable, part: str) -> None:
         raise ValueError(
             f"{part}.path={columns.path} does not exist; its full path is {path.absolute()}"
         )
-    for name in ("log1p", "quantiles"):
-        if wrong := set(getattr(columns, name, [])) - set(columns.features):
-            raise ValueError(f"{key}.{name} names {min(wrong)}, which is not in {key}.features")
+    if wrong := set(columns.log1p) - set(columns.features):
+        raise ValueError(f"{key}.log1p names {min(wrong)}, which is not in {key}.features")
     if isinstance(own, NodeTable):
         labels = {column for _, column in own.labels}
         for name in INPUTS:

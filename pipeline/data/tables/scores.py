@@ -98,8 +98,8 @@ def fit_scores(
     metric: str,
     rng: np.random.Generator,
     *,
-    first_id: int | None = None,
-    groups: np.ndarray | None = None,
+    first_id: int,
+    groups: np.ndarray,
 ) -> TextScores:
     """Fit linear models to training nodes: support vector machines to classes and to 0 and 1, ridge regression to
     other numbers.
@@ -111,7 +111,7 @@ def fit_scores(
         rng: divides the nodes into folds.
         first_id: the first term that is an id of a neighbour. Such terms count if they are in one text, others if they
             are in two: a neighbour with one training node tells of the nodes beside this one.
-        groups: of the nodes, int64 [num_nodes]; those of a group are in one fold. None: each node is a group.
+        groups: of the nodes, int64 [num_nodes]; those of a group are in one fold.
 
     Raises:
         ValueError: no two texts have a term in common.
@@ -119,8 +119,7 @@ def fit_scores(
     num_columns = int(labels.max()) + 1 if metric in CLASS_METRICS else labels.shape[1]
     frequency = np.bincount(terms.indices, minlength=terms.shape[1])
     kept = np.argsort(-frequency, kind="stable")[:MAX_TERMS]
-    is_word = kept < (terms.shape[1] if first_id is None else first_id)
-    kept = np.sort(kept[frequency[kept] > is_word])  # more than 1, or than 0
+    kept = np.sort(kept[frequency[kept] > (kept < first_id)])  # more than 1, or than 0
     if not len(kept):
         raise ValueError(
             "data.nodes.text_features=scores: no term is in the texts of two training nodes; set it to "
@@ -128,7 +127,7 @@ def fit_scores(
         )
     start = time.perf_counter()
     terms = sp.csr_array(terms[:, kept])
-    fold = rng.permutation(len(nodes)) % NUM_FOLDS if groups is None else divide_groups(groups, rng)
+    fold = divide_groups(groups, rng)
     own = np.zeros((len(nodes), num_columns), np.float32)
     weights, bias = (
         np.zeros((len(kept), num_columns), np.float32),

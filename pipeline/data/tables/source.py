@@ -3,18 +3,15 @@
 import hashlib
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, cast
 
 import numpy as np
-import pyarrow as pa
 
 from parallel_epochs.pipeline.data.check import LARGEST_WHOLE, ROUNDED
 from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.tables import heads
-from parallel_epochs.pipeline.data.tables.databases import columns_of, open_sqlite
 from parallel_epochs.pipeline.data.tables.heads import (
     SUFFIXES,
     expand,
@@ -35,8 +32,6 @@ BINARY = {"no": 0, "yes": 1, "false": 0, "true": 1, "n": 0, "y": 1, "f": 0, "t":
 LARGEST = "3.4028234663852886e38"
 # A time of day with an offset or the name of a zone behind it.
 ZONED = r":[0-9]{2}(\.[0-9]+)?\s*([zZ]|[+-][0-9:]+|[A-Za-z_]+(/[A-Za-z_+-]+)*)$"
-# Rows of SQLite that are read at a time.
-CHUNK = 1 << 16
 # Bytes of a text file that DuckDB reads at a time, by default; a line must fit.
 USUAL_BUFFER = 1 << 25
 
@@ -365,22 +360,24 @@ def cast_time(text: str, kind: str = "TIMESTAMPTZ") -> str:
 
 
 def open_source(db: Database, key: str, path: Path, table: str | None) -> Source:
-    """Open a table: one file, a folder of files, or those that a pattern means.
+    """Open a table that :func:`heads.check` has seen: one file, a folder of files, or those that a pattern means.
 
     Args:
         key: of the configuration, "data.nodes" or "data.edges".
-        table: its name, in a DuckDB or SQLite file.
+        table: its name, in a DuckDB file.
 
     Raises:
         ValueError: it is none of a format that is known; the message names the file.
     """
     paths = expand(key, path)
     if len(paths) == 1 and not paths[0].name.endswith(SUFFIXES):
-        return _open_database(db, key, paths[0], table)
+        full = paths[0].absolute()
+        file = f"file_{hashlib.sha256(bytes(full)).hexdigest()[:16]}"  # once, whoever reads it
+        db.execute(f"ATTACH IF NOT EXISTS {literal(str(full))} AS {file} (READ_ONLY)")
+        name, relation = f"{path}, table {table}", f"{file}.{quote(str(table))}"
+        return Source(db, key, name, relation, [(relation, name)], db.columns(relation))
     if table is not None:
-        raise ValueError(
-            f"{key}.table={table}: {path} is not a DuckDB or SQLite file. Leave it out"
-        )
+        raise ValueError(f"{key}.table={table}: {path} is not a DuckDB file. Leave it out")
     parts = [(_relation([path]), str(path)) for path in paths]
     columns = [db.columns(part) for part, _ in parts]
     limits.check_columns(str(path), max(map(len, columns)))
@@ -413,34 +410,3 @@ def _relation(paths: list[Path]) -> str:
         f"quote='\"', escape='\"'{ends}, max_line_size={longest}, "
         f"buffer_size={max(longest, USUAL_BUFFER)}, compression='{'gzip' if first.suffix == '.gz' else 'none'}')"
     )
-
-
-def _open_database(db: Database, key: str, path: Path, table: str | None) -> Source:
-    kind = heads.database_kind(key, path, table)
-    part, name, table = key.rpartition(".")[2], f"{path}, table {table}", cast(str, table)
-    if kind == "SQLite":
-        copy = f"{part}_source"
-        _copy_sqlite(db, copy, path, columns_of(key, path, table), table)
-        return Source(db, key, name, copy, [(copy, name)], db.columns(copy))
-    file = f"file_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}"  # once, whoever reads it
-    db.execute(f"ATTACH IF NOT EXISTS {literal(str(path.absolute()))} AS {file} (READ_ONLY)")
-    relation = f"{file}.{quote(table)}"
-    return Source(db, key, name, relation, [(relation, name)], db.columns(relation))
-
-
-def _copy_sqlite(db: Database, name: str, path: Path, columns: list[str], table: str) -> None:
-    """Copy a table of SQLite, whose cells may be of any type, as texts; DuckDB's own reader is an extension to load."""
-    if db.has(name):
-        return
-    schema = pa.schema([(column, pa.string()) for column in columns])
-    texts = ", ".join(f"CAST({quote(column)} AS TEXT)" for column in columns)
-    with open_sqlite(path) as connection:
-        cursor = connection.execute(f"SELECT {texts} FROM {quote(table)}")
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            while rows := cursor.fetchmany(CHUNK):
-                yield pa.record_batch(
-                    [pa.array(cells, pa.string()) for cells in zip(*rows)], schema=schema
-                )
-
-        db.fill(name, schema, batches())

@@ -48,7 +48,7 @@ from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.values import values_of
 from parallel_epochs.pipeline.graph.store import StoreWriter
-from parallel_epochs.pipeline.names import FIRST_SOURCE, LOG_LABEL, ROW_TIMES, SNAPSHOT, TEXT_SCORES
+from parallel_epochs.pipeline.names import FIRST_SOURCE, ROW_TIMES, SNAPSHOT, TEXT_SCORES
 from parallel_epochs.pipeline.run import limits, pulse
 from parallel_epochs.pipeline.run.words import count
 
@@ -379,8 +379,6 @@ class _Preparation:
                 with db.part(own.part):
                     tables_labels.write(db, writer, own.labels, self.first[name], sum(types.counts))
                 summary |= {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
-                if own.labels.is_log:
-                    summary[LOG_LABEL] = True
             if own.columns.scores is not None:
                 summary[TEXT_SCORES] = own.first_score
         if not schema.is_typed:

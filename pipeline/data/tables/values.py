@@ -3,11 +3,10 @@
 import itertools
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtri
 from torch import Tensor
 
 from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack
@@ -24,8 +23,6 @@ LEAST = 1e-6
 # Stands for 0 in a standardised column of edges where the cell is not empty.
 KNOWN = 1e-30
 DAY = 86_400
-# Quantiles of a column, and the least rank that has a normal quantile.
-NUM_QUANTILES, LEAST_RANK = 1000, 1e-7
 # The year 2200: later dates are rather marks for none, such as 9999-12-31.
 FAR = 7_258_118_400
 # SQL of what a date becomes besides its age, given seconds since 1970 in UTC: its place in the week, which begins on
@@ -47,14 +44,12 @@ class Values:
         standardize: bring every feature, and the age of every date, to mean 0 and variance 1.
         empty: what is done with an empty cell: "zero" takes it for 0, or for the mean if the column is standardised;
             "flag" adds a column that is 1 for such cells; "error" refuses it.
-        quantiles: those of the features that become normally distributed by their ranks.
     """
 
     columns: list[tuple[str, str]]
     log1p: list[str]
     standardize: bool
     empty: str
-    quantiles: list[str] = field(default_factory=list)
 
     @property
     def first_features(self) -> list[int]:
@@ -81,7 +76,7 @@ class Values:
             for place, (option, name) in enumerate(self.columns)
             if option != "dates"
             and not self.is_standardized(option)
-            and (option == "weight" or name not in self.log1p + self.quantiles)
+            and (option == "weight" or name not in self.log1p)
         ]
 
     def cells(self, source: Source) -> list[str]:
@@ -205,10 +200,7 @@ class Values:
 def values_of(table: NodeTable | EdgeTable) -> Values:
     """Return the columns of numbers and of dates of a table."""
     columns = table.columns
-    quantiles = getattr(columns, "quantiles", list[str]())
-    return Values(
-        columns.value_columns(), columns.log1p, columns.standardize, table.empty, quantiles
-    )
+    return Values(columns.value_columns(), columns.log1p, columns.standardize, table.empty)
 
 
 def find_marks(schema: TableSchema, fitted: Tensor) -> tuple:
@@ -239,33 +231,6 @@ def find_marks(schema: TableSchema, fitted: Tensor) -> tuple:
         edges += [marks] * (len(own.relations) if schema.is_typed else 1)
         first += values.num_features(own.flagged)
     return nodes, edges
-
-
-def fit_quantiles(values: Float[np.ndarray, " num_values"]) -> Float[np.ndarray, " num_quantiles"]:
-    """Compute NUM_QUANTILES quantiles of some values, or as many as there are values."""
-    found = (
-        np.quantile(values, np.linspace(0, 1, min(NUM_QUANTILES, len(values))))
-        if len(values)
-        else values
-    )
-    return np.maximum.accumulate(found)
-
-
-def to_normal(
-    values: Float[np.ndarray, " num_rows"], quantiles: Float[np.ndarray, " num_quantiles"]
-) -> Float[np.ndarray, " num_rows"]:
-    """Replace values by the normal quantiles of their ranks, as scikit-learn's QuantileTransformer; NaN stays.
-
-    Equal values have the mean of the first and the last of their ranks, also where they are the smallest or the largest
-    ones, which scikit-learn takes for far outliers. A column with one value becomes 0.
-    """
-    if not len(quantiles) or quantiles[0] == quantiles[-1]:
-        return np.where(np.isnan(values), np.nan, 0.0)
-    places = np.linspace(0, 1, len(quantiles))
-    ranks = (
-        np.interp(values, quantiles, places) - np.interp(-values, -quantiles[::-1], -places[::-1])
-    ) / 2
-    return ndtri(ranks.clip(LEAST_RANK, 1 - LEAST_RANK))
 
 
 def describe_dates(table: str, column: str, latest: float | None) -> float:

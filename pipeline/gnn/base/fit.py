@@ -286,7 +286,7 @@ def _complete(inputs: Inputs, name: str, chosen: "Chosen", seed: int) -> Base:
     logits = inputs.labels.calibrate(own, train)
     rows = to_logits(torch.where(train.unsqueeze(1), own, rows), logits).float().contiguous()
     check_finite(rows, f"task.base={name} does not fit these data. Set task.base=none")
-    scores = {split: inputs.task.score(split, inputs.task.from_learned(rows)) for split in SPLITS}
+    scores = {split: inputs.task.score(split, rows) for split in SPLITS}
     title = method.title + f", mean of {NUM_FOLDS} folds" * (len(models) > 1)
     plain = [{key: value for key, value in model.items() if key != trees.QUICK} for model in models]
     fitted = chosen.model if name == SMOOTHED else {"name": name, "models": plain, "logits": logits}

@@ -126,7 +126,7 @@ def finish(setup: "Setup", rows: Tensor, epoch: int, folder: Path) -> dict[str, 
             )
         ),
     )
-    rows = mix(rows, task.from_learned(rows_of(base)), answer.share)
+    rows = mix(rows, rows_of(base), answer.share)
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
     more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
@@ -160,7 +160,7 @@ def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) 
     Args:
         rows: logits or values that the network predicts.
     """
-    own, (y, chosen) = task.from_learned(rows_of(base)), task.labels_of("valid")
+    own, (y, chosen) = rows_of(base), task.labels_of("valid")
 
     def score(share: float, picked: Tensor) -> float:
         mixed = mix(rows[chosen[picked]], own[chosen[picked]], share)
@@ -335,9 +335,7 @@ def mix_in(predicted: Predicted, base: Base, kept: Kept) -> Predicted:
     own = rows_of(base)
     if not predicted.is_whole and predicted.chosen is not None:
         own = own[predicted.chosen]
-    return replace(
-        predicted, rows=mix(predicted.rows, cast(NodeTask, predicted.task).from_learned(own), share)
-    )
+    return replace(predicted, rows=mix(predicted.rows, own, share))
 
 
 def moments_of(data: Graph, rows: Float[Tensor, "num_rows columns"]) -> tuple[float, float]:

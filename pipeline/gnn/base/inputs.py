@@ -149,9 +149,7 @@ class Inputs:
         """Compute the metric of probabilities, or values, on the validation rows, with the sign for which more is
         better; the lowest of all numbers where it is undefined.
         """
-        score = self.task.score(
-            "valid", self.task.from_learned(to_logits(found, self.labels.plain))
-        )
+        score = self.task.score("valid", to_logits(found, self.labels.plain))
         return -math.inf if math.isnan(score) else merit(self.task.metric, score)
 
     def draw(

@@ -37,7 +37,7 @@ class Labels:
             ).float()
             self.y = self.y.where(known, torch.nan)
         else:
-            self.y = task.to_learned(data.y.float()) if self.are_values else data.y.float()
+            self.y = data.y.float()
 
     @property
     def plain(self) -> dict:

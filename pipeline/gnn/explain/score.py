@@ -263,7 +263,7 @@ class Score:
         """Answer as the run does; the network is not computed where it has no part in the answer."""
         if base is None or not self.run.part:
             return self.view.network(batch)
-        own = self.run.task.from_learned(base).unsqueeze(0)
+        own = base.unsqueeze(0)
         if not self._reads_network:
             return own
         return fusion.mix(self.view.network(batch), own, self.run.part)

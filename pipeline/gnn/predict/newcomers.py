@@ -316,7 +316,7 @@ class Newcomers:
                 # Trees would choose weights again, by the edges that are here.
                 read.edge_attr = None
             scores = apply(kept.fitted, read, task, asked)
-            own = task.from_learned(scores[batch.target])
+            own = scores[batch.target]
             if kept.share == 1:
                 return own
             base = Base(kept.name, kept.title, scores, {}, kept.reads_labels, 0.0, {})

@@ -18,10 +18,7 @@ from parallel_epochs.pipeline.gnn.tasks.losses import (
     on_device,
 )
 from parallel_epochs.pipeline.metrics import KINDS, check_finite, kind_of
-from parallel_epochs.pipeline.names import BASE_COLUMNS, LOG_LABEL, SPLITS, TEXT_SCORES
-
-# Logarithms beyond it have no number of float32.
-LARGEST_LOG = 88.0
+from parallel_epochs.pipeline.names import BASE_COLUMNS, SPLITS, TEXT_SCORES
 
 
 class NodeTask:
@@ -30,9 +27,6 @@ class NodeTask:
     Real values are learned as multiples of their standard deviation from their mean, both of the training nodes, with
     the squared error as the loss for "rmse" and the absolute one for "mae"; predictions are in their own unit. The two
     numbers are a function of the graph, whose digest stands in the checkpoint.
-
-    Of a graph with ``log_label`` it is log(1 + label) that is learned so. Predictions are in the labels' own unit all
-    the same, and at least 0; the metric of the logarithms is a further score.
 
     Labels may be inputs too: in training a random part of the training nodes shows its labels and the loss is taken
     on the others; in prediction all training nodes show them. See "Masked Label Prediction: Unified Message Passing
@@ -86,7 +80,6 @@ class NodeTask:
         )
         # From the end, since columns of a learned table may come in front.
         self._first_base = first - data.x.size(1)
-        self._is_log = data.get(LOG_LABEL, False)
         self.out_channels: int = data.out_channels
         self.num_rows: int = data.num_nodes
         self.in_channels = data.x.size(1) - data.num_categories
@@ -103,7 +96,7 @@ class NodeTask:
             )
         )
         if self.label_loss is None:
-            self._mean, self._std = _standard(self.to_learned(data.y[data.train_mask]))
+            self._mean, self._std = _standard(data.y[data.train_mask])
         if label_input:
             self.in_channels += self.out_channels + 1
         if label_input and self.kind != "real values":
@@ -124,16 +117,6 @@ class NodeTask:
     def label_moments(self, moments: Float[Tensor, "2 columns"] | None) -> None:
         if moments is not None:
             self._mean, self._std = moments
-
-    def to_learned(self, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return real values as they are learned: their logarithm, if it is."""
-        return y.log1p() if self._is_log else y
-
-    def from_learned(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return values that were learned in the labels' own unit; the inverse of :meth:`to_learned`."""
-        if not self._is_log:
-            return values
-        return torch.where(values.isfinite(), values.clamp(0, LARGEST_LOG), values).expm1()
 
     def alone(self) -> Self:
         """Return this task without its graph, for batches whose ``x`` has the labels that are inputs already."""
@@ -168,7 +151,7 @@ class NodeTask:
         if self.label_loss is not None:
             return rows
         mean, std = self._moments(rows.device)
-        return self.from_learned(rows.float() * std + mean)
+        return rows.float() * std + mean
 
     def loss(
         self, model: torch.nn.Module, batch: Data, rng: torch.Generator
@@ -194,7 +177,7 @@ class NodeTask:
     def _loss_of_values(
         self, logits: Float[Tensor, "num_rows out_channels"], y: Float[Tensor, "num_rows columns"]
     ) -> tuple[Float[Tensor, ""], Shaped[Tensor, ""]]:
-        known, y = ~y.isnan(), self.to_learned(y)
+        known = ~y.isnan()
         mean, std = self._moments(y.device)
         errors = (logits - ((y - mean) / std).nan_to_num()) * known
         return (errors.abs() if self.metric == "mae" else errors.square()).sum(), known.sum()
@@ -222,9 +205,6 @@ class NodeTask:
     ) -> dict[str, float]:
         """Compute the metric on the nodes of each split; NaN for a split on which it is undefined.
 
-        Where logarithms are learned, their metric is there too, as ``rmse_of_log@valid`` and ``rmse_of_log`` of the
-        test.
-
         Args:
             model: not needed here; a task whose rows are embeddings decodes them with it.
             rows: logits or values of every node.
@@ -234,15 +214,7 @@ class NodeTask:
             FloatingPointError: a logit is not finite.
         """
         check_finite(rows)
-        found = {split: self.score(split, rows, official=official) for split in SPLITS}
-        for name, split in (
-            (f"{self.metric}_of_log@valid", "valid"),
-            (f"{self.metric}_of_log", "test"),
-        ):
-            if self._is_log and not math.isnan(found[split]):
-                mask = self._data[f"{split}_mask"]
-                found[name] = self._score(rows[mask].log1p(), self._data.y[mask].log1p(), official)
-        return found
+        return {split: self.score(split, rows, official=official) for split in SPLITS}
 
     def score(
         self, split: str, rows: Float[Tensor, "num_rows out_channels"], *, official: bool = False
@@ -305,11 +277,7 @@ class NodeTask:
     def _label_columns(
         self, y: Shaped[Tensor, "num_nodes columns"]
     ) -> Float[Tensor, "num_nodes out_channels"]:
-        return (
-            F.one_hot(y.squeeze(1), self.out_channels).float()
-            if self.kind == "classes"
-            else self.to_learned(y)
-        )
+        return F.one_hot(y.squeeze(1), self.out_channels).float() if self.kind == "classes" else y
 
     def _score(self, logits: Tensor, y: Tensor, official: bool) -> float:
         if y.size(0) == 0:

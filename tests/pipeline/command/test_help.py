@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import tomllib
@@ -255,8 +254,8 @@ def test_help_and_the_default_run_need_no_extra(tmp_path):
 def test_what_is_refused_imports_no_torch(tmp_path):
     (tmp_path / "edges.csv").write_text("source,target\na,b\n")
     (tmp_path / "nodes.csv").write_text("id,label\na,x\nb,y\n")
-    with sqlite3.connect(tmp_path / "edges.db") as db:
-        db.execute("CREATE TABLE edges (source)")
+    with pytest.importorskip("duckdb").connect(str(tmp_path / "edges.db")) as db:
+        db.execute("CREATE TABLE edges (source INTEGER)")
     done = subprocess.run(
         [sys.executable, "-c", REMEMBER + RUNNER],
         input=json.dumps([[], list(REFUSED)]),

@@ -72,7 +72,7 @@ CASES = {
         *NUMBERS,
         "data.nodes.label=age",
         "data.nodes.features=[size]",
-        "data.nodes.log_label=true",
+        "data.metric=rmse",
         *TEXTS,
         "data.nodes.text_features=scores",
         "task.text_scores=1",
@@ -86,13 +86,6 @@ CASES = {
         "data.edges.standardize=true",
         "data.empty=flag",
     ],
-    "quantiles": [
-        "data.nodes.features=[size,age]",
-        "data.nodes.quantiles=[size,age]",
-        "data.nodes.standardize=true",
-        *LABEL,
-        "data.empty=flag",
-    ],
 }
 
 # Their columns are among those of others.
@@ -102,7 +95,6 @@ REPEATED = (
     "ids of neighbours",
     "logarithms of values",
     "logarithms of sums",
-    "quantiles",
 )
 
 

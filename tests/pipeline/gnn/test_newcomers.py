@@ -38,7 +38,6 @@ KEYS = {
 ALL = KEYS | {
     "data.nodes.features": ["age", "pay", "size"],
     "data.nodes.log1p": ["pay"],
-    "data.nodes.quantiles": ["size"],
     "data.nodes.standardize": True,
     "data.nodes.categories": ["job", "shoe"],
     "data.nodes.text_chars": ["town2"],

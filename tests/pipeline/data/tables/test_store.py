@@ -5,7 +5,6 @@ import importlib.util
 import logging
 import os
 import signal
-import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -174,13 +173,6 @@ def test_equal_to_the_graph_prepared_in_memory(tmp_path, columns, options, undir
     assert_equal(load(tmp_path, config), expected, has_loops=config.add_self_loops)
 
 
-def to_sqlite(path, **tables):
-    connection = sqlite3.connect(path)
-    for name, table in tables.items():
-        table.to_sql(name, connection, index=False)
-    connection.close()
-
-
 def to_duckdb(path, **tables):
     with duckdb.connect(str(path)) as connection:
         for name, table in tables.items():
@@ -190,9 +182,9 @@ def to_duckdb(path, **tables):
 
 def write_as(kind: str, folder, nodes, edges) -> tuple[dict, dict]:
     """Write the tables in a format; returns what names them."""
-    if kind in ("sqlite", "duckdb"):
+    if kind == "duckdb":
         path = folder / "graph.db"
-        (to_sqlite if kind == "sqlite" else to_duckdb)(path, nodes=nodes, edges=edges)
+        to_duckdb(path, nodes=nodes, edges=edges)
         return {"path": "graph.db", "table": "nodes"}, {"path": "graph.db", "table": "edges"}
     if kind == "folder":
         (folder / "parts").mkdir()
@@ -220,7 +212,7 @@ def write_as(kind: str, folder, nodes, edges) -> tuple[dict, dict]:
         "tsv",
         "parquet",
         "duckdb",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tsv.gz", "folder", "sqlite")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tsv.gz", "folder")),
     ],
 )
 def test_every_format_gives_the_same_graph(tmp_path, kind):

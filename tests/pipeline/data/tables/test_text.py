@@ -13,6 +13,7 @@ from sklearn.svm import LinearSVC
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.tables import (
+    nodes as tables_nodes,
     scores as tables_scores,
     text as tables_text,
 )
@@ -23,6 +24,7 @@ from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_group
 from parallel_epochs.pipeline.data.tables.scores import (
     NUM_FOLDS,
     TextScores,
+    divide_groups,
     fit_scores,
 )
 from parallel_epochs.pipeline.data.tables.sql import Database
@@ -107,7 +109,7 @@ def test_an_id_counts_in_scores_though_it_is_in_one_text_alone(tmp_path):
     assert data.x.shape == (40, 2)
 
 
-def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
+def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path, monkeypatch):
     """Linked nodes have like texts, and labels are noise: a model that has seen a node tells its label by the score of
     its neighbour.
     """
@@ -115,13 +117,14 @@ def test_scores_of_a_neighbour_do_not_tell_the_label_of_a_node(tmp_path):
     table["text"], table["split"] = [f"a w{pair} x{pair}" for pair in number // 2], "train"
     table.loc[[0, 1], "split"] = "valid"
     kinds, told = table["kind"].map(sorted(KINDS).index).to_numpy()[2:], {}
-    for folds in ("rows", "groups"):
+    for folds in ("groups", "rows"):
         (tmp_path / folds).mkdir()
+        if folds == "rows":
+            monkeypatch.setattr(tables_nodes, "find_groups", lambda *_: np.arange(200))
         x = scores_of(
             tmp_path / folds,
             table,
             {"label": "kind"},
-            folds=folds,
             edges="".join(f"n{one},n{one + 1}\n" for one in number[::2]),
         ).numpy()
         told[folds] = (x.argmax(1)[number ^ 1][2:] == kinds).mean()
@@ -323,8 +326,7 @@ def scores_of(
     table: pd.DataFrame,
     labels: dict,
     *,
-    edges: str = "n0,n1\n",
-    folds: str = "rows",
+    edges: str = "n0,n0\n",
     **columns,
 ) -> torch.Tensor:
     table.to_csv(folder / "nodes.csv", index=False)
@@ -335,9 +337,7 @@ def scores_of(
         split_column="split",
         **{"text": ["text"]} | labels | columns,
     )
-    config = TablesConfig(
-        folder=str(folder), nodes=nodes, edges=EdgeColumns(path="edges.csv"), score_folds=folds
-    )
+    config = TablesConfig(folder=str(folder), nodes=nodes, edges=EdgeColumns(path="edges.csv"))
     return cache.load(config, folder / "cache").x
 
 
@@ -351,7 +351,7 @@ def expected_scores(table: pd.DataFrame, seed: int = 0) -> np.ndarray:
     terms = terms[
         :, np.flatnonzero(np.bincount(terms[train].indices, minlength=terms.shape[1]) > 1)
     ]
-    fold = stream("text scores", seed).permutation(len(train)) % NUM_FOLDS
+    fold = divide_groups(np.arange(len(train)), stream("text scores", seed))
     every = np.stack(
         [
             LinearSVC(C=0.25, random_state=0)
@@ -379,6 +379,12 @@ def test_scores_are_those_of_models_that_have_not_seen_the_node(tmp_path, caplog
     assert 0.8 < (x.argmax(1) == table["kind"].map(sorted(KINDS).index)).mean() < 0.97
 
 
+def fit(terms, labels, metric: str, rng) -> TextScores:
+    """Fit models to nodes of which each is a group, and whose terms are words."""
+    rows = np.arange(len(labels))
+    return fit_scores(rows, terms, labels, metric, rng, first_id=terms.shape[1], groups=rows)
+
+
 def test_models_of_numbers_are_ridge_regressions():
     rng = np.random.default_rng(0)
     terms, labels = (
@@ -386,8 +392,8 @@ def test_models_of_numbers_are_ridge_regressions():
         rng.normal(size=(50, 1)),
     )
     labels[3] = np.nan
-    found = fit_scores(np.arange(50), terms, labels, "rmse", np.random.default_rng(1))
-    fold = np.random.default_rng(1).permutation(50) % NUM_FOLDS
+    found = fit(terms, labels, "rmse", np.random.default_rng(1))
+    fold = divide_groups(np.arange(50), np.random.default_rng(1))
     expected = np.zeros(50)
     for number in range(NUM_FOLDS):
         seen = np.flatnonzero((fold != number) & ~np.isnan(labels[:, 0]))
@@ -405,7 +411,7 @@ def test_a_class_that_a_fold_lacks_is_a_sure_no():
     terms = sp.csr_array(np.tile(np.eye(2), (10, 1)))
     labels = np.tile([[0.0], [1.0]], (10, 1))
     labels[4] = 3  # the only one; nobody is 2
-    found = fit_scores(np.arange(20), terms, labels, "acc", np.random.default_rng(0))
+    found = fit(terms, labels, "acc", np.random.default_rng(0))
     assert (
         isinstance(found, TextScores)
         and found.own.shape == (20, 4)

@@ -1,4 +1,4 @@
-"""Columns of numbers and dates of nodes and edges, logarithms of labels, and ids that are there twice."""
+"""Columns of numbers and dates of nodes and edges, and ids that are there twice."""
 
 import dataclasses
 import logging
@@ -7,14 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.preprocessing import QuantileTransformer
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.learned import FITTED
 from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import unpack
-from parallel_epochs.pipeline.data.tables.values import fit_quantiles, to_normal
 from tests.helpers.typed_tables import SCHEMA, write_tables
 
 NODES = (
@@ -223,29 +221,6 @@ def test_held_out_links_do_not_scale_the_edges_that_training_sees(tmp_path, stan
     assert abs(float(attr[:, 1].std(correction=0)) - 1) < 1e-5
 
 
-def test_quantiles_are_scikit_learns(tmp_path, monkeypatch):
-    """With equal values, an empty cell, whole numbers that float32 cannot tell apart, and a column of one value."""
-    monkeypatch.setattr("parallel_epochs.pipeline.data.tables.nodes.BLOCK", 700)
-    rng = np.random.default_rng(0)
-    odd, large = rng.lognormal(size=3000).round(1), 2.0**40 + rng.permutation(3000)
-    odd[3] = np.nan
-    rows = "".join(f"n{row},{odd[row]:g},{large[row]:.0f},7\n" for row in range(3000))
-    names = ["a", "b", "c"]
-    data = load(
-        tmp_path,
-        {"label": None, "split_column": None, "features": names, "quantiles": names},
-        node_rows=f"id,a,b,c\n{rows}",
-        edge_rows="source,target\nn0,n1\n",
-    )
-    x = data.x.double().numpy()
-    scale = QuantileTransformer(output_distribution="normal", n_quantiles=1000, subsample=None)
-    for column, values in enumerate((odd, large)):
-        expected = scale.fit_transform(values[:, None])[:, 0]
-        is_inner = (values > np.nanmin(values)) & (values < np.nanmax(values))
-        np.testing.assert_allclose(x[is_inner, column], expected[is_inner], atol=1e-5)
-    assert x[3, 0] == 0 and (x[:, 2] == 0).all() and len(np.unique(x[:, 1])) > 2700
-
-
 def test_features_of_edges_of_several_types_are_scaled_by_table(tmp_path):
     tables = write_tables(tmp_path)
     schema = {
@@ -272,51 +247,6 @@ def test_features_of_edges_of_several_types_are_scaled_by_table(tmp_path):
     assert (data.edge_attr[data.edge_attr[:, 0] != 2][:, 2] != 0).any() and (
         data.edge_attr[data.edge_attr[:, 0] == 3][:, 2] == 0
     ).all()
-
-
-def test_other_values_are_ranked_among_those_of_the_training():
-    quantiles = fit_quantiles(np.arange(11.0))
-    found = to_normal(np.array([-5.0, 0.0, 5.0, 7.5, 99.0, np.nan]), quantiles)
-    assert found[0] == found[1] == pytest.approx(-found[4]) and found[1] < -5
-    assert found[2] == 0 and np.isnan(found[5])
-    assert found[3] == pytest.approx(0.6745, abs=1e-4)
-    assert to_normal(np.array([1.0, np.nan]), fit_quantiles(np.zeros(0)))[0] == 0
-
-
-def test_logarithms_of_labels_leave_the_labels_as_they_are(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    data = load(tmp_path, {"log_label": True})
-    assert (
-        data.y.flatten().tolist() == [10, 0, 100, 7]
-        and data.metric == "rmse"
-        and data.log_label is True
-    )
-    assert (
-        "the model learns log(1 + label); predictions and rmse are in the unit of the labels"
-        in caplog.text
-    )
-    assert load(tmp_path).metric == "acc"  # whole numbers are classes otherwise
-
-
-def test_scores_of_texts_are_fitted_to_the_logarithms(tmp_path):
-    words, found = np.array(["good", "bad", "new", "old"]), []
-    for convert, is_log in ((np.round, True), (np.log1p, False)):
-        drawn = np.random.default_rng(1).exponential(50, 60).round()
-        rows = [
-            f"{name},{' '.join(words[[name % 2, 2 + name % 3 % 2]])},{value!r},train"
-            for name, value in enumerate(convert(drawn).tolist())
-        ]
-        folder = tmp_path / str(is_log)
-        folder.mkdir()
-        data = load(
-            folder,
-            {"text": ["about"], "text_features": "scores", "log_label": is_log},
-            metric="rmse",
-            node_rows="\n".join(["id,about,sales,split", *rows, ""]),
-            edge_rows="source,target\n1,2\n",
-        )
-        found.append(data.x)
-    torch.testing.assert_close(*found)
 
 
 def test_of_rows_with_one_id_the_first_is_kept_on_request(tmp_path, caplog):
@@ -382,12 +312,6 @@ BAD = {
         {"edge_rows": EDGES.replace(",8,", ",-1,")},
         "edges.csv: row 4, column p holds -1, but data.edges.log1p needs values above -1",
     ),
-    "a rank of another column": (
-        {"features": ["a"], "quantiles": ["b"]},
-        {},
-        {},
-        "data.nodes.quantiles names b, which is not in data.nodes.features",
-    ),
     "another column": (
         {},
         {"features": ["p"], "log1p": ["w"]},
@@ -407,19 +331,6 @@ BAD = {
         {},
         "Correct it, or give a column of dates as one of data.edges.dates",
     ),
-    "negative": (
-        {"log_label": True},
-        {},
-        {"node_rows": NODES.replace(",10,", ",-3,")},
-        "row 1, column sales holds -3, "
-        r"and data.nodes.log_label=true learns log\(1 \+ label\) of labels that are not negative",
-    ),
-    "texts": (
-        {"log_label": True, "label": "split"},
-        {},
-        {},
-        "holds 'train', which is not a finite number",
-    ),
 }
 
 
@@ -436,12 +347,11 @@ def test_keys_that_do_not_fit_the_columns_are_refused(tmp_path, case):
 def test_keys_that_are_not_given_change_no_hash(tmp_path):
     config = config_of(tmp_path)
     before = cache.hash_graph(config)
-    for changes in ({"dates": ["joined"]}, {"log_label": True}):
-        nodes = dataclasses.replace(config.nodes, **changes)
-        assert cache.hash_graph(dataclasses.replace(config, nodes=nodes)) != before
+    nodes = dataclasses.replace(config.nodes, dates=["joined"])
+    assert cache.hash_graph(dataclasses.replace(config, nodes=nodes)) != before
     assert cache.hash_graph(dataclasses.replace(config, duplicates="first")) != before
     schema = TablesConfig(folder=str(tmp_path), schema=SCHEMA).tables
     (_, nodes), *_ = schema.describe()["nodes"]
     *_, edges = schema.describe()["edges"][0]
-    assert not {"dates", "log_label"} & nodes.keys() and {"log1p", "standardize"} <= nodes.keys()
+    assert "dates" not in nodes and {"log1p", "standardize"} <= nodes.keys()
     assert not {"dates", "log1p", "standardize"} & edges.keys() and "features" in edges
