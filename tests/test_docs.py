@@ -243,28 +243,6 @@ def test_the_first_steps_name_every_extra():
         assert f"`{extra}`" in text, f"{START.name} does not name the extra {extra}"
 
 
-def test_the_chart_of_the_readme_shows_measured_numbers():
-    measured = "".join(
-        (ROOT / "docs" / name).read_text() for name in ("evidence/benchmarks.md", "links.md")
-    )
-    charts = [(ROOT / "docs" / f"times-{mode}.svg").read_text() for mode in ("light", "dark")]
-    texts = [re.findall(r"<text[^>]*>([^<]*)</text>", chart) for chart in charts]
-    assert texts[0] == texts[1]
-    seconds = [
-        number
-        for text in texts[0]
-        if text.endswith(" s") and "1,000" not in text
-        for number in re.findall(r"[\d.,]+", text)
-    ]
-    assert len(seconds) >= 10
-    for number in seconds:
-        # Seconds, or milliseconds as the tables of a GPU have them.
-        digits = [number, f"{1000 * float(number.replace(',', '')):.0f}"]
-        assert any(re.search(rf"(?<![\d.]){re.escape(text)}(?!\d)", measured) for text in digits), (
-            number
-        )
-
-
 @pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#]+)\)", prose_of(page)):

@@ -1,19 +1,15 @@
 """The pages as a site: anchors exist, and `make docs` builds pages that load nothing from elsewhere."""
 
-import functools
-import http.server
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 
 import pytest
 
 import parallel_epochs as pe
 from parallel_epochs import models
-from tests.helpers.browser import Browser
 from tests.helpers.running import ROOT
 from tests.test_docs import EVERYWHERE, prose_of
 
@@ -94,35 +90,3 @@ def test_the_reference_has_docstrings(site):
         text = (site / page).read_text()
         for words in ("Cut a graph into clusters", "num_parts", "set_epoch", "GENConv"):
             assert words in text, (page, words)
-
-
-@pytest.mark.system
-def test_the_search_of_the_site_finds_the_page_of_a_word(site, tmp_path):
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server,
-        Browser(tmp_path) as browser,
-    ):
-        server.RequestHandlerClass = functools.partial(QuietHandler, directory=site)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/"
-        browser.call("Page.navigate", url=f"{address}index.html")
-        browser.wait_for(
-            "document.readyState == 'complete' && !!document.querySelector('.md-search__input')"
-        )
-        browser.run("document.querySelector('.md-search__input').focus()")
-        for letter in "perplexity":  # the page listens to keys
-            for kind in ("keyDown", "keyUp"):
-                browser.call("Input.dispatchKeyEvent", type=kind, text=letter, key=letter)
-        browser.wait_for(
-            "[...document.querySelectorAll('.md-search-result__link')].some("
-            "link => link.href.includes('/keys.html'))"
-        )
-        server.shutdown()
-    assert all(complaint.startswith(address) for complaint in browser.complaints), (
-        browser.complaints
-    )
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass

@@ -117,24 +117,6 @@ def test_the_console_command_trains_ranks_beside_a_models_folder(install, elsewh
     assert "test rocauc" in evaluated.stdout
 
 
-@pytest.mark.exhaustive
-def test_torchrun_starts_the_console_command_beside_a_models_folder(install, elsewhere):
-    run(
-        install / "python",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--no-python",
-        install / "parallel-epochs",
-        "train",
-        *TOY,
-        "hydra.run.dir=run",
-        cwd=elsewhere,
-    )
-    assert json.loads((elsewhere / "run" / "summary.json").read_text())["num_ranks"] == 2
-
-
 @pytest.mark.slow
 def test_layers_are_imported_beside_a_models_folder(install, elsewhere):
     (elsewhere / "program.py").write_text(

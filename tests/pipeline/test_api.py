@@ -25,7 +25,6 @@ from parallel_epochs.pipeline.data import cache, objects
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from tests.helpers.running import ROOT, finish, shell, summary_of
-from tests.helpers.typed_tables import SCHEMA, write_tables as write_typed
 from tests.pipeline.gnn.test_new_data import graph
 from tests.pipeline.gnn.test_new_tables import write
 
@@ -166,35 +165,15 @@ def test_names_and_weights_of_networkx_are_kept(tmp_path):
             cache.read(FileConfig(path=str(tmp_path / "wrong.pt")))
 
 
-@pytest.mark.parametrize("kind", ["HeteroData", pytest.param("tables", marks=pytest.mark.slow)])
-def test_several_types_in_memory_train_what_their_files_train(kind, tmp_path):
+def test_several_types_in_memory_train_what_their_files_train(tmp_path):
     keys = {"model": "rgcn", "cache_dir": tmp_path / "cache", **OPTIONS}
-    if kind == "HeteroData":
-        data, number = HeteroData(), torch.arange(60)
-        data["user"].x, data["user"].y, data["item"].num_nodes = torch.rand(60, 3), number % 3, 20
-        data["user", "buys", "item"].edge_index = torch.stack([number, number % 20])
-        for place, mask in enumerate(("train_mask", "val_mask", "test_mask")):
-            data["user"][mask] = number % 7 % 3 == place
-        torch.save(data, tmp_path / "graph.pt")
-        by_files = pe.train(tmp_path / "graph.pt", folder=tmp_path / "files", **keys)
-    else:
-        write_typed(tmp_path)
-        path = {"data.schema": SCHEMA, "data.folder": tmp_path}
-        by_files = pe.train("tables", folder=tmp_path / "files", **path, **keys)
-        data = {
-            part: {
-                name: {
-                    **columns,
-                    **(
-                        {"path": pd.read_csv(tmp_path / columns["path"], dtype=str)}
-                        if columns.get("path")
-                        else {}
-                    ),
-                }
-                for name, columns in SCHEMA[part].items()
-            }
-            for part in SCHEMA
-        }
+    data, number = HeteroData(), torch.arange(60)
+    data["user"].x, data["user"].y, data["item"].num_nodes = torch.rand(60, 3), number % 3, 20
+    data["user", "buys", "item"].edge_index = torch.stack([number, number % 20])
+    for place, mask in enumerate(("train_mask", "val_mask", "test_mask")):
+        data["user"][mask] = number % 7 % 3 == place
+    torch.save(data, tmp_path / "graph.pt")
+    by_files = pe.train(tmp_path / "graph.pt", folder=tmp_path / "files", **keys)
     found = pe.train(data, folder=tmp_path / "memory", **keys)
     assert found.summary["weights_sha256"] == by_files.summary["weights_sha256"]
     assert torch.equal(found.model.predict(data), by_files.model.predict())

@@ -15,8 +15,6 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.components import find_components, select_component
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.partitioner import Partitioner
-from parallel_epochs.pipeline.graph.structure import inspect
-from parallel_epochs.pipeline.graph.subgraph import induced_subgraph
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import Plateau, Share
@@ -194,23 +192,6 @@ def test_a_cluster_without_a_labelled_node_has_weight_zero(configure, tmp_path):
     assert total == 0 and count == 0 and bool((model.logits.grad == 0).all())
 
 
-def test_isolated_nodes_are_predicted(configure, tmp_path):
-    data = task_graph(list(range(20)))
-    nodes = torch.arange(40)
-    lonely = Graph(**induced_subgraph(data, nodes).to_dict())
-    keep = (lonely.edge_index.as_tensor() != 39).all(0)
-    edge_index, perm = sort_edges(lonely.edge_index.as_tensor()[:, keep], 40)
-    lonely.edge_index, lonely.edge_attr = edge_index, lonely.edge_attr[keep][perm.long()]
-    assert inspect(edge_index).num_isolated >= 1
-    config = configure("partition.num_parts=4", "train.epochs=1", "model.num_layers=2")
-    train_one(config, lonely, tmp_path, CPU, "test")
-    task = NodeTask(lonely)
-    model = build.build_model(config, lonely, task)
-    assert torch.isfinite(
-        build.predict_all(config, lonely, model=model, task=task, loader=ClusterLoader(lonely))
-    ).all()
-
-
 def test_missing_labels_are_left_out_of_the_loss():
     data = task_graph(list(range(40)))
     data.target = torch.ones(40, dtype=torch.bool)
@@ -351,9 +332,8 @@ def test_a_plateau_follows_a_linear_warm_up_and_clipping_bounds_the_gradient(
     ) < 0.3 / 2
 
 
-@pytest.mark.parametrize("method", ["exact", pytest.param("views", marks=pytest.mark.slow)])
 def test_components_separate_trains_each_and_reports_the_whole(
-    method, configure, tmp_path, monkeypatch, caplog
+    configure, tmp_path, monkeypatch, caplog
 ):
     data = random_graph(90, 400, 0)
     left = data.edge_index.as_tensor()
@@ -371,8 +351,9 @@ def test_components_separate_trains_each_and_reports_the_whole(
         "train.epochs=2",
         "model.num_layers=2",
         "partition.num_parts=2",
+        "evaluation=exact",
     ]
-    config = configure("data.components=separate", *separate, f"evaluation={method}")
+    config = configure("data.components=separate", *separate)
     caplog.set_level("INFO")
     seen = []
     scores = NodeTask.scores
@@ -392,7 +373,7 @@ def test_components_separate_trains_each_and_reports_the_whole(
         own = json.loads((tmp_path / "run" / f"component_{rank}" / "summary.json").read_text())
         assert own["test"] == summary["components"][rank]["test"]
     for number, size in (("1", 50), ("2", 35)):
-        own = configure(*separate, f"evaluation={method}", f"data.components={number}")
+        own = configure(*separate, f"data.components={number}")
         part = Graph(**select_component(data, find_components(data), number).to_dict())
         best = checkpoint.load(tmp_path / "run" / f"component_{number}" / "checkpoints" / "best.pt")
         model = build.build_model(own, part, NodeTask(part))
@@ -402,17 +383,3 @@ def test_components_separate_trains_each_and_reports_the_whole(
         assert len(part.n_id) == size
     again = train(config, tmp_path / "run")
     assert again["weights_sha256"] == summary["weights_sha256"] and again["test"] == summary["test"]
-
-    components = find_components(data)
-    assert select_component(data, components, "all") is data
-    assert (
-        select_component(data, components, "largest").num_nodes == 50
-        and select_component(data, components, "2").num_nodes == 35
-    )
-    with pytest.raises(ValueError, match="data.components=9 does not exist: .* from 1 to 7$"):
-        select_component(data, components, "9")
-    data.train_mask[50:] = False
-    with pytest.raises(
-        ValueError, match="data.components=2: none of its 35 nodes is in the training split"
-    ):
-        select_component(data, find_components(data), "2")

@@ -24,7 +24,6 @@ from parallel_epochs.models.networks.pyg import RECIPES, PyGModel, find
 from parallel_epochs.models.networks.relational import HGT, RGCN
 from parallel_epochs.models.networks.reversible import RevGNN
 from parallel_epochs.pipeline import programs
-from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.predict import command as predict, export
 from parallel_epochs.pipeline.gnn.predict.export import SIZES, _traced
 from parallel_epochs.pipeline.knowledge.export import SIZES as TRIPLES, TripleNetwork
@@ -201,16 +200,13 @@ def test_a_program_replaces_its_like_and_nothing_else(result, exported, tmp_path
     (tmp_path / "mine.onnx").write_text("mine")
     with pytest.raises(ValueError, match="this command did not write it"):
         asked.export(tmp_path / "mine.onnx")
-    (options := programs_options(result)).check_output("export", path, result.model.run.config)
+    (options := GNNPredictConfig(str(result.folder))).check_output(
+        "export", path, result.model.run.config
+    )
     assert (
         sorted(part.name for part in tmp_path.iterdir()) == ["mine.onnx", "model.onnx"]
         and options.export is None
     )
-
-
-def programs_options(result):
-    """Return the keys of the command for a run."""
-    return GNNPredictConfig(str(result.folder))
 
 
 # Models that can be exported, and the options that the table of docs/serving.md needs to build them.
@@ -351,31 +347,6 @@ def test_every_model_of_the_table_is_exported(name, tmp_path):
                 np.testing.assert_allclose(
                     found, expected, atol=1e-5, rtol=1e-5, err_msg=f"{nodes}, {edges}, {column}"
                 )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "deepergcn of graphs",
-        "rgcn",
-        "SAGEConv",
-        "GATv2Conv",
-    ],
-)
-def test_threads_of_onnxruntime_lose_no_term(name, tmp_path):
-    network, options = network_of(name)
-    checks = drawn(20_000, 120_000, **options)
-    checks["edge_index"][1, ::2] %= 300  # many edges end at few nodes
-    programs.write(tmp_path / "model.onnx", program_of(name, checks, network))
-    asked = onnxruntime.SessionOptions()
-    asked.intra_op_num_threads = 2
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", asked)
-    with torch.no_grad():
-        expected = network(**checks).numpy()
-    for _ in range(5):
-        found = session.run(None, {part: tensor.numpy() for part, tensor in checks.items()})[0]
-        np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from torch_geometric import EdgeIndex
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu, ops
 from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
 from parallel_epochs.models.kernels import sorting
-from parallel_epochs.models.networks.deepgcn import DeeperGCN
 from tests.helpers.operators import opcheck
 from tests.helpers.shapes import unchecked
 from tests.helpers.tensors import same_for_any_threads
@@ -260,11 +259,11 @@ def test_any_graph(**case):
     check_any_graph(**case)
 
 
-# Every aggregation with two kinds of features, and every kind with half of them; the rest is slow.
+# Every aggregation has two kinds of features, and every kind half of them.
 HUBS = [
-    pytest.param(aggr, features, marks=[] if number % 2 == place % 2 else pytest.mark.slow)
+    (aggr, features)
     for number, aggr in enumerate(AGGREGATIONS)
-    for place, features in enumerate((8, 20, "encoded", None))
+    for features in ((8, "encoded"), (20, None))[number % 2]
 ]
 
 
@@ -356,35 +355,14 @@ def test_16_bit_features(dtype):
     assert_close(ours, exact, 1e-2)
 
 
-def test_autocast():
-    conv = DeeperGCN(8, 16, 3, 2, edge_dim=8, dropout=0.0)
-    edge_index, inputs, _ = graph(40, 40, 500)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = conv(inputs["x"][:, :8], edge_index, inputs["edge_attr"])
-    out.float().sum().backward()
-    assert all(
-        parameter.grad.isfinite().all()
-        for parameter in conv.parameters()
-        if parameter.grad is not None
-    )
-
-
-@pytest.mark.parametrize("aggr", ops.KINDS)
-@pytest.mark.parametrize("encoded", [False, True])
-def test_operators(aggr, encoded):
-    check_operators(aggr, encoded, ("test_schema", "test_autograd_registration", "test_faketensor"))
-
-
-def test_operators_with_relations():
-    check_operators(
-        "softmax",
-        False,
+# With symbols for sizes, the last one takes a hundred times as long as the others.
+@pytest.mark.parametrize(
+    "tests",
+    [
         ("test_schema", "test_autograd_registration", "test_faketensor"),
-        related=True,
-    )
-
-
-@pytest.mark.slow
+        pytest.param("test_aot_dispatch_dynamic", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "aggr, encoded, related",
     [
@@ -392,12 +370,7 @@ def test_operators_with_relations():
         ("softmax", False, True),
     ],
 )
-def test_operators_in_the_compiler(aggr, encoded, related):
-    """With symbols for sizes, which takes a hundred times as long as the other tests of operators."""
-    check_operators(aggr, encoded, "test_aot_dispatch_dynamic", related)
-
-
-def check_operators(aggr, encoded, tests, related=False):
+def test_operators(aggr, encoded, related, tests):
     edge_index, inputs, grad = graph(12, 12, 40, encoded=encoded)
     structure = sorting.sort_edges(edge_index, 12, 12)
     x, attr, weight, bias = (

@@ -324,18 +324,11 @@ def test_dropped_elements_stay_dropped_in_gradients_of_gradients():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning"
-)
-def test_traces_and_torch_func():
+def test_transforms_of_torch_func():
     ours, theirs = pair(learn_t=True)
     x, edge_index, edge_attr = inputs()
-    other = edge_index.flip(0)
-    expected = theirs(x, other, edge_attr)
     close = dict(rtol=1e-4, atol=1e-5)
     with unchecked():
-        traced = torch.jit.trace(ours, (x, edge_index, edge_attr))
-        torch.testing.assert_close(traced(x, other, edge_attr), expected, **close)
         for transform in (torch.func.grad, torch.func.hessian):
             a, b = (
                 transform(lambda v, conv=conv: conv(v, edge_index, edge_attr).square().sum())(x)
@@ -354,12 +347,6 @@ def test_traces_and_torch_func():
             theirs(-x, edge_index, edge_attr),
             **close,
         )
-        with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-            tangent = torch.autograd.forward_ad.unpack_dual(
-                ours(dual, edge_index, edge_attr)
-            ).tangent
-        torch.testing.assert_close(tangent, slope, **close)
 
 
 def replace_relu(conv):

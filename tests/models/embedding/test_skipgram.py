@@ -55,18 +55,9 @@ def assert_close(found, expected):
         torch.testing.assert_close(tensor, expected.tensors()[name], rtol=1e-3, atol=2e-5, msg=name)
 
 
-# Each size is quick with one optimizer; the others are slow.
+@pytest.mark.parametrize("optimizer", skipgram.OPTIMIZERS)
 @pytest.mark.parametrize(
-    "optimizer, dim, num_negatives, weight_decay",
-    [
-        pytest.param(
-            optimizer,
-            *sizes,
-            marks=[] if (row - place) % len(skipgram.OPTIMIZERS) == 0 else pytest.mark.slow,
-        )
-        for row, optimizer in enumerate(skipgram.OPTIMIZERS)
-        for place, sizes in enumerate([(16, 32, 0.0), (5, 7, 0.01), (37, 4, 0.0), (100, 1, 0.1)])
-    ],
+    "dim, num_negatives, weight_decay", [(16, 32, 0.0), (5, 7, 0.01), (37, 4, 0.0), (100, 1, 0.1)]
 )
 def test_native_and_reference_agree(optimizer, dim, num_negatives, weight_decay):
     before = tables(45, dim, optimizer)

@@ -143,18 +143,6 @@ def test_hubs_of_other_reductions(message, walk):
     check_hubs((5, 3), (5, 3), (message,), (walk,))
 
 
-@pytest.mark.parametrize(
-    "left, right",
-    [
-        pytest.param(*case, marks=pytest.mark.exhaustive if number else pytest.mark.slow)
-        for number, case in enumerate(SUMS)
-    ],
-)
-def test_hubs_of_all_messages(left, right):
-    names = [name for name, message in MESSAGES.items() if message.operation != "dot"]
-    check_hubs(left, right, names, WALKS)
-
-
 def check_hubs(left, right, messages, walks):
     edge_index = hub_graph()
     for message, walk in itertools.product(messages, walks):
@@ -343,18 +331,14 @@ def test_gradients_of_gradients():
             torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_operators():
-    check_operators(
-        ("test_schema", "test_autograd_registration", "test_faketensor"), ["sum", "max", "prod"]
-    )
-
-
-@pytest.mark.slow
-def test_operators_in_the_compiler():
-    check_operators("test_aot_dispatch_dynamic", ["sum", "prod"])
-
-
-def check_operators(tests, reductions):
+@pytest.mark.parametrize(
+    "tests, reductions",
+    [
+        (("test_schema", "test_autograd_registration", "test_faketensor"), ("sum", "max", "prod")),
+        pytest.param("test_aot_dispatch_dynamic", ("sum", "prod"), marks=pytest.mark.slow),
+    ],
+)
+def test_operators(tests, reductions):
     edge_index, operands = make_edges(), make_operands("u_mul_e", (3, 8), (3, 1))
     u, e = (operands[name].float().requires_grad_() for name in "ue")
     structure, num_src = fused._find_structure(

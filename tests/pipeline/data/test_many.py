@@ -17,7 +17,7 @@ from torch_geometric.data import Data, HeteroData
 
 from parallel_epochs.pipeline.data.cache import load, read
 from parallel_epochs.pipeline.data.config import GraphFilesConfig, SmilesConfig
-from parallel_epochs.pipeline.data.readers import graph_files, smiles
+from parallel_epochs.pipeline.data.readers import graph_files
 from parallel_epochs.pipeline.data.readers.many import read_in_parallel
 from tests.helpers import building
 from tests.helpers.kill_runs import is_alive
@@ -345,24 +345,16 @@ def test_without_rdkit_the_extra_is_named(table, monkeypatch):
         SmilesConfig(path=str(table)).check()
 
 
-@pytest.mark.parametrize("source", ["graph_files", pytest.param("smiles", marks=pytest.mark.slow)])
-def test_both_train_are_read_once_and_have_names_in_tables(
-    source, configure, folder, table, tmp_path, monkeypatch
+def test_files_train_are_read_once_and_have_names_in_tables(
+    configure, folder, tmp_path, monkeypatch
 ):
-    where = (
-        [f"data.folder={folder}"]
-        if source == "graph_files"
-        else [f"data.path={table}", "data.split_column=split"]
-    )
-    config = configure(f"data={source}", *where, *RUN)
+    given = ["data=graph_files", f"data.folder={folder}", *RUN]
+    config = configure(*given)
     result = train(config, tmp_path / "run")
     assert result["data_epochs"] == 2
-    module = {"graph_files": graph_files, "smiles": smiles}[source]
-    monkeypatch.setattr(module, "read", lambda: pytest.fail("read again"))
-    assert (
-        train(configure(f"data={source}", *where, *RUN), tmp_path / "again")["weights_sha256"]
-        == result["weights_sha256"]
-    )
+    monkeypatch.setattr(graph_files, "read", lambda: pytest.fail("read again"))
+    again = train(configure(*given), tmp_path / "again")
+    assert again["weights_sha256"] == result["weights_sha256"]
     building.predict(
         building.EvaluateConfig(
             run=str(tmp_path / "run"),
@@ -372,15 +364,8 @@ def test_both_train_are_read_once_and_have_names_in_tables(
         )
     )
     found = pd.read_csv(tmp_path / "graphs.csv")
-    names = (
-        [f"graph_{number}.pt" for number in range(12)]
-        if source == "graph_files"
-        else pd.read_csv(table)["smiles"]
-    )
-    assert found["id"].tolist() == list(names) and set(found["split"]) == {"train", "valid", "test"}
-    rows = torch.load(tmp_path / "rows.pt")["logits" if source == "graph_files" else "values"]
-    scores = found[[name for name in found if name.startswith(("score", "value"))][-1]]
-    assert np.array_equal(
-        scores.to_numpy(np.float32),
-        (rows.double().sigmoid().float() if source == "graph_files" else rows)[:, -1].numpy(),
-    )
+    assert found["id"].tolist() == [f"graph_{number}.pt" for number in range(12)]
+    assert set(found["split"]) == {"train", "valid", "test"}
+    rows = torch.load(tmp_path / "rows.pt")["logits"].double().sigmoid()
+    scores = found[[name for name in found if name.startswith("score")][-1]]
+    assert np.array_equal(scores.to_numpy(np.float32), rows[:, -1].float().numpy())

@@ -241,9 +241,7 @@ def test_vectors_that_cannot_be_placed(x, overrides, message, configure, tmp_pat
             )
 
 
-@pytest.mark.parametrize(
-    "init", [pytest.param("spectral", marks=pytest.mark.slow), "pca", "random"]
-)
+@pytest.mark.parametrize("init", ["pca", "random"])
 def test_equal_points_get_places_of_their_own(init, configure, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((50, 4)))
     config = configure(

@@ -478,6 +478,17 @@ def test_the_row_of_a_training_node_does_not_move_with_its_own_label(
     assert float((before - after)[node].abs().max()) < 1e-6 < float((before - after).abs().max())
 
 
+def test_the_label_of_a_training_node_does_not_smooth_its_own_row(configure, tmp_path):
+    data = write_graph(tmp_path / "graph.pt", torch.arange(NUM_NODES) % 3)
+    setup = building.open_graph(configure(*data)).parts[0]
+    inputs, base = Inputs(setup.data, setup.task), fit_base(setup.data, setup.task, "linear")
+    before = base_module._smooth(inputs, base, 0).rows
+    node = int(setup.data.train_mask.nonzero()[3])
+    inputs.data.y[node] = (inputs.data.y[node] + 1) % 3
+    after = base_module._smooth(inputs, base, 0).rows
+    assert torch.equal(before[node], after[node]) and not torch.equal(before, after)
+
+
 @pytest.mark.parametrize("kind", ["classes", "tasks", "values", "two classes"])
 def test_arrays_of_trees_predict_what_scikit_learn_does(kind, monkeypatch, configure, tmp_path):
     group, made = torch.arange(NUM_NODES) % 3, []

@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predicted
 from tests.helpers.graph_toys import write_graphs
-from tests.helpers.running import TOY, finish, kill_and_finish, shell, summary_of, train
+from tests.helpers.running import TOY, finish, kill_and_finish, summary_of, train
 from tests.helpers.typed_graphs import write_hetero
 from tests.helpers.typed_tables import SCHEMA, write_tables
 
@@ -175,6 +175,22 @@ def test_the_best_candidate_is_the_model_of_the_run(tried):
         assert (folder / name).read_bytes() == (folder / f"candidate_{best}" / name).read_bytes()
 
 
+@pytest.mark.parametrize("metric, best", [("acc", "network"), ("rmse", "offset")])
+def test_validation_chooses_the_candidate_and_test_does_not(metric, best, configure, tmp_path):
+    data = graph_of("classes", tmp_path / "graph.pt", 60)
+    opened = open_graph(configure(*data, "task.base=propagation"))
+    scores = {"network": (0.7, 0.1), "offset": (0.6, 0.9)}
+
+    def train_one(setup, folder):
+        folder.mkdir(parents=True)
+        valid, test = scores[setup.config.task.candidate]
+        return dict(metric=metric, best_valid=valid, test=test, network=setup.base.scores) | dict(
+            best_epoch=1, wall_seconds=1.0, peak_memory_bytes=1
+        )
+
+    assert candidates.train_parts(train_one, opened, tmp_path / "run")["candidate"] == best
+
+
 def test_the_run_predicts_what_its_summary_says(tried):
     _, folder, summary = tried
     found = evaluate(EvaluateConfig(run=str(folder)))
@@ -212,15 +228,7 @@ def test_two_ranks_that_are_killed_in_the_second_candidate_end_the_same(tmp_path
 
 @pytest.mark.parametrize(
     "name, candidate",
-    [
-        ("linear", "network"),
-        ("propagation", "network"),
-        ("auto", "offset"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("linear", "offset"), ("propagation", "offset"), ("auto", "network"))
-        ),
-    ],
+    [("linear", "network"), ("propagation", "network"), ("auto", "offset")],
 )
 def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_path):
     overrides = [
@@ -240,9 +248,7 @@ def test_other_data_are_answered_alike_also_from_a_file(name, candidate, tmp_pat
     rest = ~own.graph.train_mask
     if name == "linear":
         torch.testing.assert_close(other.rows[rest], own.rows[rest], rtol=1e-4, atol=1e-4)
-    elif (
-        candidate == "network" and name != "auto"
-    ):  # no label is known there, and the network answers alone
+    elif name == "propagation":  # no label is known there, and the network answers alone
         network = predicted(
             SavedRun(
                 tmp_path / "run",
@@ -346,6 +352,14 @@ def test_no_method_is_chosen_without_validation_labels_or_for_a_large_graph(
     assert open_graph(configure(*overrides, "task.base=linear")).parts[0].base is not None
 
 
+def test_a_method_is_chosen_again_for_another_metric_or_time(configure, tmp_path, monkeypatch):
+    monkeypatch.setattr(base_fit, "NODES", {"mean": base_fit.NODES["mean"]})
+    overrides = [*graph_of("classes", tmp_path / "graph.pt", 60), "task.base=auto"]
+    for number, more in enumerate(("seed=0", "task.metric=macro_f1", "task.base_seconds=2"), 1):
+        open_graph(configure(*overrides, more))
+        assert len([*tmp_path.rglob("*-base-*")]) == number
+
+
 def test_the_same_command_again_finds_the_run_trained_already(tmp_path):
     overrides = [*graph_of("classes", tmp_path / "graph.pt"), "task.base=propagation"]
     for _ in range(2):
@@ -384,6 +398,16 @@ def test_a_run_that_has_not_ended_answers_nothing(tried, tmp_path):
         ValueError, match="base.pt is not there: what the run answers with is chosen when it ends"
     ):
         predicted(run)
+
+
+def test_a_share_is_that_of_the_simple_method_and_needs_a_gain_beyond_its_error():
+    def score(share, picked):
+        return float(0.3 <= share <= 0.6)
+
+    assert fusion.choose_share(score, 100, lambda share: 0.9) == (0.6, 1, 0.9)
+    assert fusion.choose_share(score, 100, lambda share: 1.1) == (1, 1, 1.1)
+    assert fusion.choose_share(score, 9, lambda share: 0.0) == (1, 1, math.inf)
+    assert fusion.mix(torch.zeros(1), torch.ones(1), 0.3).item() == pytest.approx(0.3)
 
 
 def test_the_gain_is_measured_on_rows_that_chose_no_share(configure, tmp_path):
@@ -556,10 +580,7 @@ def test_saved_runs_of_before_have_no_method(configure, tmp_path):
     assert schema.load(path).task.base == "none"
 
 
-@pytest.mark.parametrize("empty", ["flag", pytest.param("zero", marks=pytest.mark.slow)])
-def test_the_method_of_typed_tables_reads_which_cells_are_empty(
-    empty, configure, tmp_path, monkeypatch
-):
+def test_the_method_of_typed_tables_reads_which_cells_are_empty(configure, tmp_path, monkeypatch):
     users = write_tables(tmp_path)["users"]
     users.assign(age=users["age"].where(users.index % 5 > 0)).to_csv(
         tmp_path / "users.csv", index=False
@@ -575,25 +596,8 @@ def test_the_method_of_typed_tables_reads_which_cells_are_empty(
         "fit_base",
         lambda data, *args, **options: asked.append(data.marks) or fit(data, *args, **options),
     )
-    open_graph(configure(*data, "task.base=linear", f"data.empty={empty}"))
-    assert [any(map(any, marks)) for marks in asked] == [empty == "flag"]
-
-
-@pytest.mark.slow
-def test_members_of_a_sweep_and_runs_from_python_begin_at_a_method(tmp_path):
-    data = graph_of("classes", tmp_path / "graph.pt")
-    done = shell("pipeline.train", "-m", "seed=0,1", *data, "hydra.sweep.dir=sweep", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    members = [summary_of(tmp_path / "sweep" / name) for name in "01"]
-    assert all(set(member["candidates"]) >= {"network"} for member in members)
-    result = pe.train(
-        tmp_path / "graph.pt",
-        *SMALL,
-        folder=tmp_path / "run",
-        cache_dir=tmp_path / "cache",
-        verbose=False,
-    )
-    assert result.summary["best_valid"] == members[0]["best_valid"]
+    open_graph(configure(*data, "task.base=linear", "data.empty=flag"))
+    assert [any(map(any, marks)) for marks in asked] == [True]
 
 
 def folds_lack(kind: str, y: torch.Tensor) -> torch.Tensor:
@@ -608,11 +612,7 @@ def folds_lack(kind: str, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "a class in one row",
-        "one class",
-        pytest.param("a class that training lacks", marks=pytest.mark.slow),
-    ],
+    ["a class in one row", "one class"],
 )
 def test_odd_labels_have_a_method_or_none(kind, tmp_path):
     data = graph_of("classes", tmp_path / "graph.pt")

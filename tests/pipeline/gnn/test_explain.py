@@ -62,21 +62,8 @@ def train(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"model": "deepergcn"},
-        *(
-            pytest.param(more, marks=pytest.mark.slow)
-            for more in (
-                {"model": "pyg", "conv": "GATConv"},
-                {"model": "hgt"},
-            )
-        ),
-    ],
-)
-def test_a_view_without_an_edge_is_the_graph_rebuilt_without_it(train, model):
-    opened = train(**model)
+def test_a_view_without_an_edge_is_the_graph_rebuilt_without_it(train):
+    opened = train(model="deepergcn")
     explainer, inputs, network = opened._open().explainer, opened.prepare(), opened.module()
     view = Score(explainer.run, 7).view
     names = view.data.n_id[view.edges]
@@ -286,14 +273,13 @@ def test_named_edges_are_compared_with_random_ones_at_the_same_distance(train, m
         assert len(links) == (hop == step).sum()
 
 
-@pytest.mark.parametrize("base", ["linear", pytest.param("earlier", marks=pytest.mark.slow)])
-def test_rows_of_a_label_table_have_explanations_with_a_simple_method(base, tmp_path):
+def test_rows_of_a_label_table_have_explanations_with_a_simple_method(tmp_path):
     overrides = write_purchases(tmp_path / "tables")
     train_run(
         cli.compose_config(
             [
                 *overrides,
-                f"task.base={base}",
+                "task.base=linear",
                 "task.candidate=network",
                 f"cache_dir={tmp_path / 'cache'}",
             ]

@@ -330,6 +330,47 @@ def test_the_simple_method_is_left_for_more_than_a_standard_error(mended, leaves
     assert link_fusion.choose(few)[0] == 1
 
 
+def test_scores_are_divided_by_their_own_scales_and_mixed(monkeypatch):
+    data = people()
+    monkeypatch.setattr(link_fusion, "scorer_of", lambda *args, of_test: None)
+    mixture = link_fusion.Mixture(
+        base_of("x"), 0.25, [2.0, 8.0], [3.0, 1.0], data, task_of(data, "ap")
+    )
+    found = mixture.answer(lambda: torch.tensor(4.0), lambda _: torch.tensor(8.0), of_test=False)
+    assert found == 3 * (0.75 * 4 / 2 + 0.25 * 8 / 8) + 1
+
+
+def test_a_share_is_chosen_by_a_method_that_knows_no_validation_link(tmp_path, monkeypatch):
+    asked, score = [], link_fusion.scorer_of
+
+    def scorer(*args, of_test):
+        asked.append(of_test)
+        return score(*args, of_test=of_test)
+
+    monkeypatch.setattr(link_fusion, "scorer_of", scorer)
+    more = ["task.metric=recall@5", "task.valid_edges=true", "train.epochs=1"]
+    train(cli.compose_config([*plain_shop(tmp_path), *more]), tmp_path / "run")
+    assert not asked[0]
+
+
+class Noise:
+    """Scores pairs at random, and always in the same way."""
+
+    def __init__(self, seed: int):
+        self.factor = torch.tensor([12.9898, 78.233]) * (1 + seed)
+
+    def of_pairs(self, pairs):
+        return (43758.5453 * (pairs.float() @ self.factor).sin()).frac().abs()
+
+
+def test_noise_is_not_added_up(monkeypatch):
+    """The best sum of it is better than each on the links that chose it, and on no others."""
+    data, noise = people(), {link_base.DEGREES: Noise(0), **{f"{i}": Noise(i) for i in range(1, 9)}}
+    monkeypatch.setattr(link_base, "_affordable", lambda *args, **options: noise)
+    monkeypatch.setattr(link_base, "score_simple", lambda *args: 0.5)
+    assert fit_link_base(data, task_of(data, "rocauc"), 1.0).name == "walk"
+
+
 def test_a_run_predicts_what_its_summary_says(answered):
     folder, _, summary = answered
     assert {"base", "answer", "network"} <= summary.keys() and set(summary["network"]) == {

@@ -234,8 +234,7 @@ def ids_of_neighbours(folder, ids, own: str, other: str) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("label", ["label", pytest.param("age", marks=pytest.mark.slow)])
-def test_linear_models_read_the_terms_of_texts(label, tmp_path):
+def test_linear_models_read_the_terms_of_texts(tmp_path):
     """Those of scikit-learn; and other tables are answered alike, but for those without texts."""
     write(tmp_path / "old", nodes=subjects)
     columns = [
@@ -248,7 +247,7 @@ def test_linear_models_read_the_terms_of_texts(label, tmp_path):
         tmp_path,
         tmp_path / "old",
         *columns,
-        f"data.nodes.label={label}",
+        "data.nodes.label=label",
         "data.nodes.split_column=split",
         "task.base=linear",
         "task.candidate=network",
@@ -273,15 +272,14 @@ def test_linear_models_read_the_terms_of_texts(label, tmp_path):
     kept = Inputs(data, old.setup.task).terms.toarray()
     np.testing.assert_allclose(kept @ kept.T, terms @ terms.T, atol=1e-5)
     rest, train = ~data.train_mask.numpy(), data.train_mask.numpy()
-    if label == "label":
-        strength = min(float(re.search(r"TF-IDF of the texts \(C ([\d.]+)\)", base.title)[1]), 10.0)
-        fitted = linear._fit_terms(Inputs(data, old.setup.task), data.train_mask, strength)
-        ours = linear.predict(Inputs(data, old.setup.task), fitted, data.train_mask)
-        theirs = LinearSVC(C=strength, random_state=0).fit(terms[train], data.y[train, 0])
-        logits = torch.from_numpy(4 * theirs.decision_function(terms))
-        logits = logits if logits.dim() > 1 else torch.stack([0 * logits, logits], 1)
-        np.testing.assert_allclose(ours, logits.softmax(1), atol=3e-2)
-        assert base.scores["test"] > 0.9
+    strength = min(float(re.search(r"TF-IDF of the texts \(C ([\d.]+)\)", base.title)[1]), 10.0)
+    fitted = linear._fit_terms(Inputs(data, old.setup.task), data.train_mask, strength)
+    ours = linear.predict(Inputs(data, old.setup.task), fitted, data.train_mask)
+    theirs = LinearSVC(C=strength, random_state=0).fit(terms[train], data.y[train, 0])
+    logits = torch.from_numpy(4 * theirs.decision_function(terms))
+    logits = logits if logits.dim() > 1 else torch.stack([0 * logits, logits], 1)
+    np.testing.assert_allclose(ours, logits.softmax(1), atol=3e-2)
+    assert base.scores["test"] > 0.9
     assert new.setup.base.rows.shape == base.rows.shape
     torch.testing.assert_close(new.setup.base.rows[rest], base.rows[rest], rtol=1e-4, atol=1e-4)
     assert torch.equal(new.setup.data.text_terms, data.text_terms)
@@ -363,17 +361,10 @@ def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(everything, t
     assert only.rows.shape == (65, 3)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "logarithms of sums",
-        pytest.param("degrees", marks=pytest.mark.slow),
-    ],
-)
-def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
+def test_features_of_edges_are_scaled_as_in_the_training(tmp_path):
     """New nodes with many edges among themselves; the table of edges has no empty cells now."""
     write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *CASES[name], "data.empty=flag")
+    run = trained(tmp_path, tmp_path / "old", *CASES["logarithms of sums"], "data.empty=flag")
     ids = [f"new{number}" for number in range(5)]
 
     def more_edges(table):
@@ -387,10 +378,7 @@ def test_features_of_edges_are_scaled_as_in_the_training(name, tmp_path):
     )
     old, new = (one.setup.data for one in (restored(run), restored(run, tmp_path / "new")))
     assert torch.equal(new.x[:60, :1], old.x[:, :1]) and new.x.shape == (65, old.x.size(1))
-    if name == "logarithms of sums":
-        assert new.x[60:, 0].min() > old.x[:, 0].max(), (
-            "the new ones are far beyond those of the training"
-        )
+    assert new.x[60:, 0].min() > old.x[:, 0].max()  # far beyond those of the training
 
 
 def test_nodes_of_the_training_keep_the_scores_of_models_that_have_not_seen_them(tmp_path):
@@ -644,19 +632,8 @@ def test_labels_that_the_model_saw_give_the_bits_of_the_training(shown, tmp_path
     assert not torch.equal(found, restored(shown, tmp_path / "new").rows)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ["train.label_input=0.5"],
-        pytest.param(["task.base=propagation", "task.candidate=network"], marks=pytest.mark.slow),
-    ],
-    ids=["inputs", "simple method"],
-)
-def test_labels_of_new_rows_are_scored_and_no_inputs(keys, shown, tmp_path):
+def test_labels_of_new_rows_are_scored_and_no_inputs(shown, tmp_path):
     run = shown
-    if "train.label_input=0.5" not in keys:
-        write(tmp_path / "old")
-        run = trained(tmp_path, tmp_path / "old", *NUMBERS, *LABEL, *keys)
     later(tmp_path / "new")
     later(
         tmp_path / "other",
@@ -680,11 +657,7 @@ def test_labels_of_new_rows_are_scored_and_no_inputs(keys, shown, tmp_path):
     is_new = table["id"].str.startswith("new")
     assert table["split"].eq("new").equals(is_new) and set(table["split"]) == {"old", "new"}
     assert scores["new"] == pytest.approx((table["class"] == labels)[is_new].mean())
-    assert (
-        "old" not in scores
-        if "train.label_input=0.5" in keys
-        else scores["old"] == pytest.approx((table["class"] == labels)[~is_new].mean())
-    )
+    assert "old" not in scores
 
 
 def test_a_class_that_the_training_did_not_see_is_refused_or_counted(shown, tmp_path, caplog):

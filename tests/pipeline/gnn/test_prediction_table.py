@@ -158,10 +158,9 @@ def test_likeliest_classes_and_their_probabilities(columns, run, tmp_path):
     "model, methods",
     [
         ([], ["exact", "views", "neighbor"]),
-        pytest.param(["model=pyg", "model.conv=SAGEConv"], ["views"], marks=pytest.mark.slow),
         (["model=custom", "model.path=tests.helpers.nets.Headed"], ["exact"]),
     ],
-    ids=["deepergcn", "pyg", "custom"],
+    ids=["deepergcn", "custom"],
 )
 def test_embeddings_are_what_the_head_reads(
     model, methods, classes, run, configure, tmp_path, monkeypatch

@@ -138,30 +138,21 @@ def test_questions_that_do_not_fit_are_refused(asked, error, bought, tmp_path, m
         ask(bought[0], tmp_path / "top.csv", **asked)
 
 
-@pytest.mark.parametrize(
-    "relation, width", [("buys", 30), pytest.param("knows", 40, marks=pytest.mark.slow)]
-)
-def test_a_relation_has_targets_of_its_type(relation, width, tmp_path):
-    """Users and items have the same ids here; whom a user knows, in either direction, is no candidate."""
+def test_a_relation_has_targets_of_its_type(tmp_path):
+    """Users and items have the same ids here."""
     overrides = write_typed_tables(tmp_path)
     train(
         cli.compose_config(
-            [*SMALL, *overrides, f"task.relation={relation}", f"cache_dir={tmp_path / 'cache'}"]
+            [*SMALL, *overrides, "task.relation=buys", f"cache_dir={tmp_path / 'cache'}"]
         ),
         tmp_path / "run",
     )
     links = {
-        *pd.read_csv(tmp_path / f"{relation}.csv")[["source", "target"]].itertuples(
-            index=False, name=None
-        )
+        *pd.read_csv(tmp_path / "buys.csv")[["source", "target"]].itertuples(index=False, name=None)
     }
-    if relation == "knows":
-        links |= {(target, source) for source, target in links} | {
-            (user, user) for user in range(40)
-        }
     found = ask(tmp_path / "run", tmp_path / "top.csv", top=100)
     pairs = {*found[["source", "target"]].itertuples(index=False, name=None)}
-    assert pairs == {(source, target) for source in range(40) for target in range(width)} - links
+    assert pairs == {(source, target) for source in range(40) for target in range(30)} - links
 
 
 def test_new_tables_are_ranked_without_the_links_that_they_have(bought, tmp_path):

@@ -148,13 +148,9 @@ def test_wrong_types_of_a_table(run, tmp_path, asked, message):
         table_of(run, tmp_path / "out.csv", **asked)
 
 
-@pytest.mark.parametrize(
-    "model",
-    ["rgcn", *(pytest.param(model, marks=pytest.mark.slow) for model in ("hgt", "deepergcn"))],
-)
-def test_the_tables_of_the_training_as_new_data_give_the_same_bits(tmp_path, model):
+def test_the_tables_of_the_training_as_new_data_give_the_same_bits(tmp_path):
     write_tables(tmp_path)
-    run = trained(tmp_path, tmp_path, f"model={model}")
+    run = trained(tmp_path, tmp_path, "model=rgcn")
     old = predicted(run)
     for other in (
         NewDataConfig(folder=str(tmp_path)),
@@ -279,8 +275,7 @@ def test_only_the_named_types_have_rows_in_a_learned_table(tmp_path):
         trained(tmp_path, tmp_path, "features=embedding", "features.types=[dog]")
 
 
-@pytest.mark.parametrize("model", ["rgcn", pytest.param("hgt", marks=pytest.mark.slow)])
-def test_in_memory_and_on_disk_end_with_the_same_weights(tmp_path, model):
+def test_in_memory_and_on_disk_end_with_the_same_weights(tmp_path):
     graph = hetero_graph()
     graph["user"].y, split = torch.arange(40) % 3, torch.arange(40) % 4
     for number, mask in enumerate(MASKS):
@@ -293,7 +288,7 @@ def test_in_memory_and_on_disk_end_with_the_same_weights(tmp_path, model):
                 "data=file",
                 f"data.path={tmp_path / 'graph.pt'}",
                 *SMALL,
-                f"model={model}",
+                "model=rgcn",
                 f"data.on_disk={on_disk}",
                 f"cache_dir={tmp_path / 'cache'}",
             ]

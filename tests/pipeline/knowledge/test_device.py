@@ -12,7 +12,7 @@ from parallel_epochs.pipeline.knowledge.penalty import train_parts
 from parallel_epochs.pipeline.run.ranks import Ranks
 from tests.helpers import building as build
 from tests.helpers.pretend_gpu import GPU, PretendGPU
-from tests.pipeline.knowledge.test_trainer import ADAGRAD, NEGATIVES, SGD, TOY
+from tests.pipeline.knowledge.test_trainer import ADAGRAD, NEGATIVES, TOY
 
 ROTATE = ["trainer.model=rotate", *NEGATIVES]
 
@@ -47,15 +47,9 @@ def free(monkeypatch):
     return bytes_
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [ADAGRAD, *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in (SGD, NEGATIVES))],
-)
-def test_a_gpu_that_holds_two_of_four_parts_trains_what_the_cpu_does(
-    overrides, configure, free, caplog
-):
+def test_a_gpu_that_holds_two_of_four_parts_trains_what_the_cpu_does(configure, free, caplog):
     caplog.set_level("INFO")
-    config = configure(*TOY, "train.epochs=2", "trainer.num_parts=4", *overrides)
+    config = configure(*TOY, "train.epochs=2", "trainer.num_parts=4", *ADAGRAD)
     expected = follow(config, torch.device("cpu"), contextlib.nullcontext())
     tables, step = estimate_bytes(config, build.open_graph(config).data)
     config.device, config.trainer.num_parts, free[0] = "cuda", "auto", 6 * step + tables * 5 // 9

@@ -8,7 +8,7 @@ import pytest
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import write_config
 from parallel_epochs.pipeline.knowledge import penalty
-from tests.helpers.running import kill_and_finish, train
+from tests.helpers.running import kill_and_finish, summary_of, train
 from tests.pipeline.knowledge.test_trainer import TOY
 
 AUTO = [*TOY, "trainer.n3=auto"]
@@ -28,6 +28,8 @@ def test_the_best_weight_by_validation_is_trained(chosen):
         ("n3=0.01", 2),
         ("n3=0.05", 2),
     ]
+    weights = {summary_of(path)["weights_sha256"] for path in folder.glob("setting_*")}
+    assert len(weights) == 3  # each has its own penalty
     best = max(summary["trials"], key=lambda trial: trial["valid"])
     saved = schema.load(folder / "config.yaml")
     assert (

@@ -206,30 +206,11 @@ def test_the_loss_of_one_vs_all_is_that_of_its_answers_one_by_one():
 
 
 # Chance is .08: a filtered rank among 60. Each was measured above the second number with room to spare.
-@pytest.mark.parametrize(
-    "overrides, at_least",
-    [
-        ([*ALL, "train.epochs=20"], 0.5),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                ([*NEGATIVES, "trainer.model=complex", "train.epochs=20"], 0.6),
-                ([*NEGATIVES, "trainer.model=rotate", "train.epochs=20"], 0.25),
-                ([*NEGATIVES, "trainer.model=transe", "train.epochs=20"], 0.22),
-                ([*NEGATIVES, "trainer.model=quate", "train.epochs=20"], 0.4),
-                ([*NEGATIVES, "trainer.model=simple", "train.epochs=20"], 0.5),
-                ([*NEGATIVES, "trainer.model=distmult", "train.epochs=20"], 0.4),
-                ([*SGD, "trainer.model=complex", "train.epochs=20"], 0.2),
-            )
-        ),
-    ],
-)
-def test_arithmetic_is_learned(overrides, at_least, configure, tmp_path):
+def test_arithmetic_is_learned(configure, tmp_path):
     summary = train(
-        configure(*TOY, *overrides, "train.eval_every=20"),
-        tmp_path / "run",
+        configure(*TOY, *ALL, "train.epochs=20", "train.eval_every=20"), tmp_path / "run"
     )
-    assert summary["test"] > at_least and summary["metric"] == "mrr"
+    assert summary["test"] > 0.5 and summary["metric"] == "mrr"
     scores = summary["scores"]
     assert scores["hits@1"] <= summary["test"] <= scores["hits@10"] <= 1 <= scores["mr"] < 20
     assert summary["test"] == pytest.approx((scores["mrr@heads"] + scores["mrr@tails"]) / 2)

@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.node_embedding import build as build_embedding
 from parallel_epochs.pipeline.run.errors import FileError
 from parallel_epochs.pipeline.run.storage import DiskStorage
 from tests.helpers import building as build
-from tests.helpers.communities import TIED, small_run, write_communities
+from tests.helpers.communities import small_run, write_communities
 from tests.helpers.running import train
 
 
@@ -29,20 +29,10 @@ def small(tmp_path):
     return small_run(write_communities(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        *(
-            pytest.param(overrides, marks=pytest.mark.slow)
-            for overrides in ([*TIED, "trainer.optimizer=adam"], ["trainer.metric=auc"])
-        ),
-    ],
-)
-def test_tables_on_disk_give_the_same_bits(overrides, small, configure, tmp_path, monkeypatch):
+def test_tables_on_disk_give_the_same_bits(small, configure, tmp_path, monkeypatch):
     """Also with partitions of a few rows, which share pages with others, and rows that are filled by pieces."""
     monkeypatch.setattr("parallel_epochs.pipeline.node_embedding.build.FILLED", 7)
-    config = configure(*small, *overrides, "parallel.threads_per_rank=2", "train.epochs=40")
+    config = configure(*small, "parallel.threads_per_rank=2", "train.epochs=40")
     runs = {
         where: train(keys.replaced(config, {"trainer.tables": where}), tmp_path / where)
         for where in ("memory", "disk")

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import signal
 import subprocess
 import time
 from multiprocessing import forkserver
@@ -15,7 +14,7 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, schema as configuration
 from parallel_epochs.pipeline.data.cache import load, load_links
 from parallel_epochs.pipeline.run import checkpoint, ranks as rank_tools
-from parallel_epochs.pipeline.run.errors import EXIT_TRY_AGAIN, RankError
+from parallel_epochs.pipeline.run.errors import RankError
 from parallel_epochs.pipeline.run.launch import launch, start_rank_server
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import Share
@@ -24,7 +23,7 @@ from tests.helpers import building as build, rank_cases
 from tests.helpers.files import write_links
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.graphs import class_graph, random_graph, task_graph
-from tests.helpers.running import TOY, finish, rounds_of, start, summary_of, train, wait_for_rounds
+from tests.helpers.running import TOY, finish, rounds_of, summary_of, train
 from tests.helpers.typed_graphs import write_hetero
 
 pytestmark = pytest.mark.usefixtures("importable")
@@ -282,27 +281,6 @@ def test_two_ranks_train_and_say_so(undisturbed):
     assert output.count("epoch 8/8") == 1 and "communication" in output
     log = (folder / "train.log").read_text()
     assert log.count("epoch 8/8") == 1 and log.count("result of default") == 1
-
-
-@pytest.mark.slow
-def test_a_stopped_run_of_ranks_says_how_to_go_on_and_ends_with_the_same_bits(configure, tmp_path):
-    overrides = [*TWO, "train.epochs=100", "train.eval_every=10", "parallel=split"]
-    config, folder = configure(*overrides), tmp_path / "stopped"
-    whole = train(config, tmp_path / "whole")
-    process = start(overrides, folder, tmp_path / "cache")
-    wait_for_rounds(folder, 2, process)
-    process.send_signal(signal.SIGUSR1)
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == EXIT_TRY_AGAIN, output
-    assert f"stopped by SIGUSR1; continue with resume={folder}" in output
-    assert not (folder / "summary.json").exists()
-    epochs = checkpoint.load_last(folder / "checkpoints")["progress"]["epochs"]
-    assert 0 < epochs < 100
-    resumed = train(config, folder)
-    assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["test"] == whole["test"]
-    assert [(e["round"], e["loss"]) for e in rounds_of(folder)] == [
-        (e["round"], e["loss"]) for e in rounds_of(tmp_path / "whole")
-    ]
 
 
 @pytest.mark.parametrize(

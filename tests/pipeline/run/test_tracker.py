@@ -175,13 +175,11 @@ class Own:
         (self.folder / "closed.txt").write_text(status)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_tracker_of_a_users_gets_the_rounds(ranks, configure, tmp_path):
+def test_a_tracker_of_a_users_gets_the_rounds(configure, tmp_path):
     config = configure(
         *TOY,
         "tracker=custom",
         f"tracker.path={__name__}.Own",
-        f"parallel.num_ranks={ranks}",
         "tracker.project=mine",
     )
     train(config, tmp_path / "run")

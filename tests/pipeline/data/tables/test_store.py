@@ -207,13 +207,7 @@ def write_as(kind: str, folder, nodes, edges) -> tuple[dict, dict]:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "csv.gz",
-        "tsv",
-        "parquet",
-        "duckdb",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tsv.gz", "folder")),
-    ],
+    ["csv.gz", "tsv", "parquet", "duckdb"],
 )
 def test_every_format_gives_the_same_graph(tmp_path, kind):
     nodes, edges = random_tables()

@@ -22,7 +22,6 @@ from parallel_epochs.pipeline.run.schedule import Schedule, Share
 from parallel_epochs.scripts.report.document import page
 from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers import building as build, rank_cases
-from tests.helpers.building import EvaluateConfig, restore
 from tests.helpers.graphs import make_graph, random_graph, task_graph
 from tests.helpers.running import TOY, rounds_of, train
 from tests.helpers.tensors import threads
@@ -362,12 +361,6 @@ def test_impossible_numbers_of_neighbours_are_refused_by_name(overrides, message
         configure(*NEIGHBOR, *overrides)
 
 
-@pytest.mark.parametrize("value", ["[a,4]", "4", "[1.5,3]"])
-def test_numbers_of_neighbours_are_a_list_of_integers(value, configure):
-    with pytest.raises(cli.USER_ERRORS, match="loader.num_neighbors"):
-        configure(*NEIGHBOR, f"loader.num_neighbors={value}")
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of four epochs, which nothing may change."""
@@ -463,38 +456,3 @@ def test_views_are_the_same_whatever_the_loader(configure):
         for overrides in (TOY, NEIGHBOR)
     ]
     assert torch.equal(*views)
-
-
-def test_components_are_trained_by_their_own_nodes(configure, tmp_path, monkeypatch):
-    data = random_graph(90, 400, 0)
-    edges = data.edge_index.as_tensor()
-    keep = (edges < 50).all(0) | (edges >= 50).all(0)
-    part = make_graph(edges[:, keep].T.tolist(), 90, x=data.x, y=data.y)
-    part.valid_mask, part.test_mask = part.train_mask.clone(), part.train_mask.clone()
-    part.content_hash = "generated"
-    monkeypatch.setattr(
-        "parallel_epochs.pipeline.gnn.kinds.base.load", lambda *args, **kwargs: part
-    )
-    monkeypatch.setattr("parallel_epochs.pipeline.gnn.build.LEAST_NODES", 30)
-    summary = train(
-        configure(
-            *NEIGHBOR,
-            "data.components=separate",
-            "evaluation=neighbor",
-        ),
-        tmp_path / "run",
-    )
-    assert 0 <= summary["test"] <= 1 and list(summary["components"]) == ["1", "2"]
-
-
-def test_a_checkpoint_is_evaluated_by_other_neighbours(trained):
-    by = {
-        name: restore(EvaluateConfig(run=str(trained), device="cpu", **options)).rows
-        for name, options in (
-            ("exact", {}),
-            ("all", dict(method="neighbor", num_neighbors=[-1, -1])),
-            ("few", dict(method="neighbor")),
-        )
-    }
-    torch.testing.assert_close(by["all"], by["exact"], rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(by["few"], by["exact"], atol=1e-3)

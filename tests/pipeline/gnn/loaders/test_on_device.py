@@ -10,7 +10,6 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.gnn import placement
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
-from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader
 from parallel_epochs.pipeline.graph.resident import put_on
 from parallel_epochs.pipeline.run.schedule import Share
 from tests.helpers.building import open_graph
@@ -103,28 +102,7 @@ def test_whole_graphs(overrides, configure, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        pytest.param(
-            [
-                "loader=neighbor",
-                "loader.num_neighbors={default:[3,2]}",
-                "model.num_layers=2",
-                "loader.batch_size=8",
-            ],
-            marks=pytest.mark.slow,
-        ),
-        [
-            "task=link",
-            "task.relation=buys",
-            "task.pairs_per_step=20",
-            "task.hide_pairs=true",
-            "partition.num_parts=2",
-        ],
-    ],
-)
-def test_several_types(overrides, configure, tmp_path):
+def test_several_types(configure, tmp_path):
     pytest.importorskip("duckdb")
     write_tables(tmp_path)
     (tmp_path / "graph.yaml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
@@ -135,53 +113,30 @@ def test_several_types(overrides, configure, tmp_path):
             f"data.folder={tmp_path}",
             "model=rgcn",
             "task.base=none",
-            *overrides,
+            "task=link",
+            "task.relation=buys",
+            "task.pairs_per_step=20",
+            "task.hide_pairs=true",
+            "partition.num_parts=2",
         ),
     )
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [
-            "loader=neighbor",
-            "loader.batch_size=16",
-            "loader.num_neighbors=[4,4]",
-            "model.num_layers=2",
-        ],
-        pytest.param(["partition=random", "partition.num_parts=3"], marks=pytest.mark.slow),
-    ],
-)
-def test_snapshots(overrides, configure, tmp_path):
-    pytest.importorskip("duckdb")
-    assert_same_batches(configure(*write_purchases(tmp_path), *overrides))
+def test_snapshots(configure, tmp_path):
+    sampled = ["loader=neighbor", "loader.batch_size=16", "loader.num_neighbors=[4,4]"]
+    assert_same_batches(configure(*write_purchases(tmp_path), *sampled, "model.num_layers=2"))
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [
-            "partition.num_parts=3",
-            "evaluation=views",
-            "evaluation.num_views=2",
-            "train.label_input=0.5",
-        ],
-        pytest.param(
-            [
-                "loader=neighbor",
-                "loader.batch_size=40",
-                "loader.num_neighbors=[4,4]",
-                "evaluation=neighbor",
-                "features=embedding",
-            ],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(["partition=whole", "evaluation=exact"], marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_ends_with_the_same_weights(overrides, configure, tmp_path, monkeypatch):
+def test_a_run_ends_with_the_same_weights(configure, tmp_path, monkeypatch):
     """A model on the CPU trains on batches from the pretended device; what it reads comes from there alone."""
-    config = configure(*TOY, "train.epochs=2", *overrides)
+    config = configure(
+        *TOY,
+        "train.epochs=2",
+        "partition.num_parts=3",
+        "evaluation=views",
+        "evaluation.num_views=2",
+        "train.label_input=0.5",
+    )
     expected = train(config, tmp_path / "cpu")
     make_rounds = BackgroundRounds._make_rounds
 
@@ -198,11 +153,10 @@ def test_a_run_ends_with_the_same_weights(overrides, configure, tmp_path, monkey
         placed.append(self.graph.edge_index.device)
         return batches(self, round_, share)
 
-    placed, kind = [], NeighborLoader if "loader=neighbor" in overrides else ClusterLoader
-    batches = kind.batches
+    placed, batches = [], ClusterLoader.batches
     monkeypatch.setattr(placement, "place", place)
     monkeypatch.setattr(BackgroundRounds, "_make_rounds", make_there)
-    monkeypatch.setattr(kind, "batches", take)
+    monkeypatch.setattr(ClusterLoader, "batches", take)
     with pretended():
         found = train(config, tmp_path / "there")
     assert set(placed) == {DEVICE}

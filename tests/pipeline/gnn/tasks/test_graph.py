@@ -20,7 +20,7 @@ from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers import building as build
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.pyg_molecules import PyGMolecules, split_into_list
-from tests.helpers.running import rounds_of, train
+from tests.helpers.running import train
 
 pytestmark = pytest.mark.usefixtures("importable")
 SMALL = ["model.num_layers=3", "model.hidden_channels=16", "train.epochs=6", "loader.batch_size=7"]
@@ -84,19 +84,6 @@ def test_layers_of_pyg_pool_the_nodes_of_each_graph(conv, pool, molecules):
     changed = batch.edge_attr.clone()
     changed[:, 2] = 1 - changed[:, 2]
     assert not torch.equal(model(batch.x, batch.edge_index, changed), rows), "bonds are read"
-
-
-def test_gated_layers_learn_labels_of_graphs(toys, configure, tmp_path):
-    config = configure(
-        "+experiment=ogbg_molhiv_gatedgcn",
-        f"data.folder={toys['ogbg-molhiv']}",
-        *SMALL,
-        "train.lr=0.01",
-        "train.warmup_steps=2",
-    )
-    summary = train(config, tmp_path / "run")
-    first, *_, last = rounds_of(tmp_path / "run")
-    assert last["loss"] < first["loss"] and summary["num_parameters"] > 0
 
 
 @pytest.mark.parametrize(
@@ -301,19 +288,6 @@ def test_missing_labels_are_left_out_of_the_loss(config_of):
     known = int((~data.y[data.train_mask].isnan()).sum())
     assert int(count) == known < data.y[data.train_mask].numel()
     assert float(loss) == pytest.approx(known * 0.693147, rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["parallel.num_ranks=2"],
-        ["model.virtual_node=none", "model.norm=layer", "loader.batch_size=1"],
-    ],
-)
-def test_options_train(overrides, config_of, tmp_path):
-    summary = train(config_of("ogbg-molpcba", *overrides), tmp_path / "run")
-    assert 0 < summary["test"] <= 1
 
 
 def test_the_report_shows_batches_and_no_partition_or_components(config_of, tmp_path):
