@@ -24,6 +24,7 @@ from parallel_epochs.models.networks.pyg import RECIPES, PyGModel, find
 from parallel_epochs.models.networks.relational import HGT, RGCN
 from parallel_epochs.models.networks.reversible import RevGNN
 from parallel_epochs.pipeline import programs
+from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.predict import command as predict, export
 from parallel_epochs.pipeline.gnn.predict.export import SIZES, _traced
 from parallel_epochs.pipeline.knowledge.export import SIZES as TRIPLES, TripleNetwork
