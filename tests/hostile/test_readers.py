@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import lzma
 import os
 import shutil
@@ -209,26 +208,6 @@ def changed(name: str, **values: object) -> Write:
     return write
 
 
-def manifest(edit: Callable[[dict], object]) -> Write:
-    """Edit the manifest of the store."""
-
-    def write(folder: Path) -> None:
-        path = folder / "stored" / "manifest.json"
-        content = json.loads(path.read_text())
-        edit(content)
-        path.write_text(json.dumps(content))
-
-    return write
-
-
-def value(name: str, new: object) -> Write:
-    return manifest(lambda content: content["values"].update({name: new}))
-
-
-def entry(name: str, **new: object) -> Write:
-    return manifest(lambda content: content["arrays"][name].update(new))
-
-
 def nothing_of(name: str, kind: str) -> str:
     return f"{name} is a {kind}, not a file"
 
@@ -256,8 +235,6 @@ TOO_MANY = (
     "{} names node {} and has {}: every number below is a node too, and {} nodes take at least {}. Number the "
     "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be any"
 )
-MANIFEST = "stored/manifest.json"
-CHANGED = f"{MANIFEST} is damaged, or somebody changed it"
 NO_FIT = "<*>{} is damaged, or of another run: its content does not fit (<*>)"
 
 SPECIAL = [
@@ -396,82 +373,6 @@ CASES = [
         RESUME,
         NO_FIT.format(LAST),
         changed(LAST, progress={"steps": 3}),
-    ),
-    *(
-        Case(f"a store with {name}={new!r}"[:60], STORE, message, value(name, new))
-        for name, new, message in (
-            ("metric", 3, f"{CHANGED}: metric is 3, and it should be str"),
-            (
-                "out_channels",
-                -1,
-                f"{CHANGED}: out_channels is -1, and it should be a whole number from 0",
-            ),
-            ("out_channels", 1, f"{CHANGED}: out_channels is 1, which does not fit the arrays"),
-            ("num_categories", 4, f"{CHANGED}: num_categories is 4, which does not fit the arrays"),
-            (
-                "structure",
-                {"a": 1},
-                f"{CHANGED}: structure is {{'a': 1}}, which does not fit the arrays",
-            ),
-            ("train_mask", 3, f"{MANIFEST} is damaged: train_mask is both an array and a value"),
-            (
-                "edge_index",
-                3,
-                f"{MANIFEST} is damaged: 'edge_index' is not the name of an array or a value",
-            ),
-            (
-                "ptr",
-                3,
-                f"{MANIFEST}: ptr belongs to a store of many graphs, and data=store is one graph: leave it out",
-            ),
-        )
-    ),
-    *(
-        Case(f"a store whose {name} has {new}"[:60], STORE, message, entry(name, **new))
-        for name, new, message in (
-            (
-                "x",
-                {"dtype": "int32"},
-                f"{CHANGED}: x is torch.int32 of [40, 3], and it should be <*>",
-            ),
-            (
-                "x",
-                {"shape": [120]},
-                f"{CHANGED}: x is torch.float32 of [120], and it should be <*>",
-            ),
-            (
-                "train_mask",
-                {"dtype": "uint8"},
-                f"{CHANGED}: train_mask is torch.uint8 of [40], and <*>",
-            ),
-            ("x", {"dtype": "float3"}, f"{MANIFEST} is damaged: <*>"),
-            ("x", {"shape": [2**70, 0], "size": 0}, "<*>stored/x.bin is damaged: <*>"),
-        )
-    ),
-    *(
-        Case(
-            f"a store with {key} {new!r}",
-            STORE,
-            f"{MANIFEST} is damaged: <*>",
-            manifest(lambda content, key=key, new=new: content.update({key: new})),
-        )
-        for key, new in (("arrays", []), ("arrays", {"x": 3}), ("values", 3), ("values", [1]))
-    ),
-    *(
-        Case(
-            f"a store without {name}",
-            STORE,
-            message,
-            manifest(lambda content, name=name: content["arrays"].pop(name)),
-        )
-        for name, message in (
-            ("x", "stored: there is no x in manifest.json"),
-            ("edges", "stored: there is no edges in manifest.json"),
-            (
-                "indptr",
-                "stored/indptr.bin is damaged: it must hold int32 or int64 in 1 dimension, not nothing",
-            ),
-        )
     ),
     Case(
         "a complex matrix",
