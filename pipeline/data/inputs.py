@@ -2,8 +2,7 @@
 
 from collections import Counter
 
-from parallel_epochs.pipeline.data.base_config import DataConfig
-from parallel_epochs.pipeline.data.column_names import Channel, name_nodes
+from parallel_epochs.pipeline.data.column_names import Channel
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.run.words import count
 
@@ -12,8 +11,8 @@ LISTED = 10
 
 
 def describe_inputs(
-    config: DataConfig,
     data: Graph,
+    named: list[list[Channel]],
     *,
     num_learned: int = 0,
     concat: bool = False,
@@ -22,12 +21,13 @@ def describe_inputs(
     """Say what a model gets to see of a prepared graph, and what else it could see where that is the degree alone.
 
     Args:
+        named: the columns of each type, as :func:`pipeline.data.column_names.name_nodes` names them.
         num_learned: columns of a table of learned node features; 0 without one.
         concat: whether the model sees it beside the graph's own features, rather than in their place.
         learned_types: types of nodes that have rows in that table; none: all of them.
     """
     types, parts = data.types, []
-    for name, channels in zip(types.names[:LISTED], name_nodes(config, data), strict=False):
+    for name, channels in zip(types.names[:LISTED], named, strict=False):
         learns = num_learned > 0 and (learned_types is None or name in learned_types)
         own = [] if learns and not concat else _list_columns(channels)
         own += [count(num_learned, "learned feature")] * learns

@@ -16,7 +16,6 @@ from parallel_epochs.pipeline.run import outputs
 from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, printable
 from parallel_epochs.pipeline.run.files import write_text
 
-AXES = ("step", "epochs", "wall_seconds")
 # Looks without a running run after which all have ended, as the next run of a sweep may be starting.
 QUIET_LOOKS = 3
 
@@ -25,12 +24,18 @@ def main() -> None:
     options = _options()
     output = options.output or choose_output(options.runs)
     try:
-        from parallel_epochs.scripts.report import charts, comparison, document
+        from parallel_epochs.scripts.report import comparison, document
         from parallel_epochs.scripts.report.runs import find_runs
 
         if missing := [folder for folder in options.runs if not folder.exists()]:
             raise ValueError(f"{missing[0]} is not a run directory: it does not exist")
-        _check_outputs(options, output, document, charts)
+        outputs.check(
+            "--output",
+            output,
+            ours=document.is_page,
+            overwrite=options.overwrite,
+            way_out="--overwrite",
+        )
         if options.watch:
             sys.exit(watch(options.runs, output, options.every))
         runs, left_out = find_runs(options.runs)
@@ -45,44 +50,11 @@ def main() -> None:
         if text:
             print(printable(text), end="\n\n")
         write_text(output, content)
-        if options.figure is not None:
-            charts.save(_panels(runs, options.against), options.figure)
-            print(options.figure)
     except ImportError as error:
-        sys.exit(
-            f"error: the report draws with Plotly and matplotlib ({error}): {install_command('report')}"
-        )
+        sys.exit(f"error: the report draws with Plotly ({error}): {install_command('report')}")
     except (ValueError, OSError) as error:
         sys.exit(printable(f"error: {error}"))
     print(output)
-
-
-def _check_outputs(options: Namespace, output: Path, document, charts) -> None:
-    """Refuse files that must not be replaced.
-
-    Raises:
-        ValueError: names the argument and the file.
-    """
-    rules = dict(reads=[], overwrite=options.overwrite, way_out="--overwrite")
-    outputs.check("--output", output, ours=document.is_page, **rules)
-    if options.figure is not None:
-        outputs.check_distinct([("--output", output), ("--figure", options.figure)])
-        outputs.check("--figure", options.figure, ours=charts.is_picture, **rules)
-
-
-def _panels(runs: list, against: list[str] | None) -> list:
-    """Draw the figures for --figure: the layout of a run that has one, otherwise the curves that --against chooses."""
-    from parallel_epochs.scripts.report import comparison, layout
-
-    if len(runs) == 1 and not against:
-        if found := layout.layout_of(runs[0]):
-            return [[layout.layout_figure(found)]]
-        if layout.makes_layout(runs[0]):
-            raise ValueError(
-                f"--figure: {runs[0].folder} has no layout yet; the run writes it when it ends. To draw the curves, "
-                f"add --against {' '.join(AXES)}"
-            )
-    return comparison.panels(comparison.compare(runs, []).lines, against or [*AXES])
 
 
 def choose_output(folders: list[Path]) -> Path:
@@ -149,30 +121,14 @@ def _options() -> Namespace:
         help="seconds between two pages with --watch (default: 10)",
     )
     parser.add_argument(
-        "--figure",
-        type=Path,
-        metavar="FILE",
-        help="also write a picture of the curves as .svg or .png; for a run with a layout, of the "
-        "layout, unless --against is given",
-    )
-    parser.add_argument(
-        "--against",
-        nargs="+",
-        choices=AXES,
-        metavar="AXIS",
-        help=f"columns of the picture of curves: {', '.join(AXES)} (default: all)",
-    )
-    parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace an existing file that is not a page or picture of this command; files of runs "
+        help="replace an existing file that is not a page of this command; files of runs "
         "are never replaced",
     )
     options = parser.parse_args()
     if not options.every >= 1:
         parser.error("--every must be at least 1 second")
-    if options.watch and options.figure:
-        parser.error("--watch cannot write a figure: leave out --figure")
     return options
 
 

@@ -1,18 +1,14 @@
-"""Charts of a page as Plotly figures, and the same figures as pictures by matplotlib."""
+"""Charts of a page as Plotly figures."""
 
 import hashlib
-import io
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 from markupsafe import Markup, escape
 from plotly import express as px, graph_objects as go
 
-from parallel_epochs.pipeline.run.files import write_atomically
-from parallel_epochs.pipeline.run.outputs import Header
 from parallel_epochs.scripts.report.runs import AXES, Run
 from parallel_epochs.scripts.report.words import shortened, title as capital
 
@@ -24,7 +20,6 @@ MAX_NUMBERS = 60_000  # in all curves of a chart
 MAX_SEEDS = 40  # runs of which each has a curve of its own
 MAX_BARS = 200
 GREY = "#7b848d"  # is read on white paper and on a dark screen
-CREATOR = "parallel_epochs.scripts.report"  # in the metadata of every picture
 PHASES = {
     "train": "Training",
     "draw": "Waiting for batches",
@@ -75,6 +70,7 @@ def card(figure: go.Figure, name: str) -> Markup:
         config={
             "displaylogo": False,
             "responsive": True,
+            "toImageButtonOptions": {"format": "svg"},
             "modeBarButtonsToRemove": ["select2d", "lasso2d"],
         },
     )
@@ -85,13 +81,12 @@ def card(figure: go.Figure, name: str) -> Markup:
 
 
 def curve_figure(
-    lines: list[tuple[Line, str]], unit: str, *, axis: str = "", quality: float | None = None
+    lines: list[tuple[Line, str]], unit: str, *, quality: float | None = None
 ) -> go.Figure | None:
     """Draw a quantity of several runs: the mean and a band of one standard deviation over seeds, and the best epochs.
 
     Args:
         lines: each with the key of the quantity in the records of rounds.
-        axis: one of AXES; the reader chooses if it is not given.
         quality: value of the metric at which the runs are compared.
     """
     traces, places = list[dict](), list[dict]()  # the horizontal positions of each, by the axis
@@ -133,18 +128,16 @@ def curve_figure(
             add(best, [r["valid"] for [r] in best], mode="markers", marker=marker, **ring)
     if not traces:
         return None
-    first = axis or "epochs"
     figure = go.Figure(
-        [{**trace, "x": place[first]} for trace, place in zip(traces, places)],
+        [{**trace, "x": place["epochs"]} for trace, place in zip(traces, places)],
         {
-            "xaxis": {"title": {"text": AXES[first]}, "type": "log" if axis else "linear"},
+            "xaxis": {"title": {"text": AXES["epochs"]}},
             "yaxis": {"title": {"text": unit}},
             "hovermode": "x unified" if len(traces) < 20 else "closest",
             "showlegend": len(lines) > 1,
         },
     )
-    if not axis:
-        figure.update_layout(updatemenus=[_menu(places)])
+    figure.update_layout(updatemenus=[_menu(places)])
     if quality is not None:
         figure.add_hline(quality, line={"color": GREY, "width": 1, "dash": "dot"})
     return figure
@@ -245,72 +238,10 @@ def confusion(name: str, names: list[str], counts: list[list[int]]) -> Markup:
     return card(figure.update_layout(height=height, coloraxis_showscale=False), name)
 
 
-def save(panels: Sequence[Sequence[go.Figure | None]], path: Path) -> None:
-    """Draw the traces of figures, in rows and columns, with matplotlib, and write the picture.
-
-    Raises:
-        ValueError: matplotlib does not write the format that the name ends in.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    width, height = 4.0 * len(panels[0]), 2.9 * len(panels)
-    is_map = len(panels) == 1  # curves have a row for the loss and one for the metric
-    picture = Figure(figsize=(9, 7) if is_map else (width, height), layout="constrained")
-    grid = picture.subplots(len(panels), len(panels[0]), squeeze=False)
-    for figure, axes in zip((one for row in panels for one in row), grid.flat):
-        for trace in figure.data if figure is not None else []:
-            _draw(axes, trace)
-        if is_map:
-            axes.set_axis_off()
-            axes.set_aspect("equal")
-        elif figure is not None:
-            axes.set(xlabel=figure.layout.xaxis.title.text, ylabel=figure.layout.yaxis.title.text)
-            axes.set_xscale(figure.layout.xaxis.type)
-            axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    if len(labels) > 1 and len(labels) <= 30:
-        place = "outside right upper" if is_map else "outside upper center"
-        picture.legend(handles, labels, loc=place, ncols=1 if len(labels) > 4 else 2, fontsize=8)
-    kind, content = path.suffix.removeprefix(".") or "svg", io.BytesIO()
-    about = {"svg": {"Date": None, "Creator": CREATOR}, "png": {"Software": CREATOR}}.get(kind)
-    # Without the date and with fixed names of its parts, equal runs give equal pictures.
-    with matplotlib.rc_context({"svg.hashsalt": "report"}):
-        picture.savefig(content, format=kind, dpi=150, metadata=about)
-    write_atomically(path, lambda file: file.write(content.getbuffer()))
-
-
-def is_picture(header: Header) -> bool:
-    """Tell by the header of a file whether it is a picture of this command."""
-    return CREATOR.encode() in header.start
-
-
-def _draw(axes, trace) -> None:
-    """Draw a trace of Plotly's on axes of matplotlib's."""
-    x, y, name = list(trace.x), list(trace.y), str(trace.name).replace("$", r"\$")
-    if trace.visible == "legendonly":
-        return
-    if getattr(trace, "fill", None) == "toself":
-        axes.fill(x, y, color=COLOURS_OF[trace.fillcolor], alpha=0.16, linewidth=0)
-    elif trace.mode == "markers":
-        ring = trace.marker.symbol == "circle-open"
-        style = {"facecolors": "none", "edgecolors": trace.marker.color} if ring else {}
-        colour = {} if ring else {"c": trace.marker.color, "linewidths": 0}
-        label = None if ring else name
-        size = (trace.marker.size if ring else 0.6 * trace.marker.size) ** 2
-        axes.scatter(x, y, s=size, label=label, rasterized=len(x) > 3000, **style, **colour)
-    else:
-        dash = "--" if trace.line.dash == "dash" else "-"
-        axes.plot(x, y, dash, color=trace.line.color, linewidth=1.4, label=name)
-
-
 def _faint(line: Line) -> str:
     colour = line.style["color"]
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.16)"
-
-
-COLOURS_OF = {_faint(Line("", [], number)): colour for number, colour in enumerate(COLOURS)}
 
 
 def _mean(values: list) -> float | None:

@@ -229,16 +229,3 @@ def quality_of(lines: list[Line], key: str) -> float | None:
     if key != "valid" or len(lines) < 2 or not comparable(runs):
         return None
     return next(reversed(qualities(runs)), None)
-
-
-def panels(lines: list[Line], axes: list[str]) -> list[list]:
-    """Draw loss and metric of runs against axes, a row for each quantity, for a picture."""
-    rows = []
-    for metric, drawn, _ in by_metric(lines):
-        for key, name in (
-            ("loss", "training loss"),
-            ("valid", f"validation {metric_name(metric)}"),
-        ):
-            own, quality = [(line, key) for line in drawn], quality_of(drawn, key)
-            rows.append([charts.curve_figure(own, name, axis=x, quality=quality) for x in axes])
-    return rows

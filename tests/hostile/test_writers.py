@@ -190,16 +190,6 @@ CASES = [
         lambda folder: (folder / "runs/report.html").write_text("<html>mine"),
     ),
     Case(
-        "figure on a graph",
-        R + "runs/graph --figure graph.pt",
-        others("--figure=graph.pt", "--overwrite"),
-    ),
-    Case(
-        "figure on the page",
-        R + "runs/graph --figure a.svg --output a.svg",
-        "--figure=a.svg and --output=a.svg name the same file. Give one of them another name",
-    ),
-    Case(
         "reference runs on a table",
         "tools.reference_runs record nodes.csv",
         others("FILE=nodes.csv", "--overwrite"),

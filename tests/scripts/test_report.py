@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from parallel_epochs.scripts.report import charts, comparison, document
+from parallel_epochs.scripts.report import comparison, document
 from parallel_epochs.scripts.report.__main__ import choose_output
 from parallel_epochs.scripts.report.labels import rates
 from parallel_epochs.scripts.report.layout import read_layout
@@ -327,32 +327,17 @@ def test_a_layout_is_a_map_of_all_its_points(tmp_path):
             read_layout(folder)
 
 
-def test_pictures_draw_the_records(run, tmp_path):
-    other = write_run(tmp_path / "other", [0.5, 0.9], lr=3.0)
-    lines = comparison.compare(*find_runs([run, other])).lines
-    rows = comparison.panels(lines, ["step", "wall_seconds"])
-    assert [[*rows[1][0].data[0].x], [*rows[1][0].data[0].y]] == [[2, 4, 6], [0.5, 0.75, 0.625]]
-    for name in ("one.svg", "two.svg", "one.png"):
-        charts.save(rows, tmp_path / name)
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-    assert b"parallel_epochs.scripts.report" in (tmp_path / "one.png").read_bytes()[:300]
-
-
-def test_the_command_writes_pages_and_pictures_and_replaces_nothing_else(run, tmp_path):
-    layout = write_layout(tmp_path / "layout")
-    done = shell("scripts.report", "run", "--figure", "curves.svg", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "curves.svg\nrun/report.html\n"), done.stderr
-    done = shell("scripts.report", "run", "layout", "--figure", "curves.svg", cwd=tmp_path)
+def test_the_command_writes_pages_and_replaces_nothing_else(run, tmp_path):
+    write_layout(tmp_path / "layout")
+    done = shell("scripts.report", "run", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "run/report.html\n"), done.stderr
+    done = shell("scripts.report", "run", "layout", cwd=tmp_path)
     assert done.returncode == 0 and "report-with-layout" in done.stdout, done.stderr
-    assert shell("scripts.report", "layout", "--figure", "map.png", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "map.png").stat().st_size > 5000 and read_layout(layout)
     (tmp_path / "mine.html").write_text("mine")
     for arguments, said in (
         (["run", "--output", "mine.html"], "error: --output=mine.html .*--overwrite"),
         (["run", "--output", "run/summary.json"], "error: .*no command replaces such a file"),
-        (["run", "--figure", "run/report.html"], "error: .*"),
         (["none"], "error: none is not a run directory: it does not exist"),
-        (["run", "--watch", "--figure", "x.svg"], ".*leave out --figure.*"),
     ):
         done = shell("scripts.report", *arguments, cwd=tmp_path)
         assert done.returncode and re.fullmatch(f"{said}.*\n", done.stderr), done.stderr

@@ -590,17 +590,6 @@ LATER = [
     (REPORT, "", "the following arguments are required: DIR; see python -m scripts.report --help"),
     (REPORT, "no", "no is not a run directory: it does not exist"),
     (REPORT, "run --out folder", "--output=folder is not a file: give the name of a file"),
-    (
-        REPORT,
-        "run --figure no/curves.svg",
-        "--figure=no/curves.svg: the directory no does not exist",
-    ),
-    (
-        REPORT,
-        "run --against lr",
-        "argument --against: invalid choice: 'lr' (choose from <*>); see python -m "
-        "scripts.report --help",
-    ),
     (BENCH, "", "the following arguments are required: bench; see python -m scripts.bench --help"),
     (
         BENCH,

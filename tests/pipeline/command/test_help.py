@@ -31,7 +31,7 @@ QUICK = {
     "pipeline.tune": "study=",
 }
 SLOW = {
-    "scripts.report": "--figure",
+    "scripts.report": "--watch",
     "tools.reference_runs": "--threads",
     "scripts.bench": "sampling",
 }
@@ -202,7 +202,6 @@ def test_help_and_the_default_run_need_no_extra(tmp_path):
     assert {
         "duckdb",
         "faiss",
-        "matplotlib",
         "mlflow",
         "optuna",
         "plotly",
