@@ -316,7 +316,6 @@ def check_command(
     arguments.check(options, {} if takes_run else config_groups(), known)
     if takes_run or _searches(module):
         return
-    _check_readers(options.overrides)
     if check is not None and arguments.is_plain_run(options):
         config = compose_config(options.overrides)
         if config.resume == keys.AUTO and not arguments.names_run_dir(options.overrides):
@@ -342,19 +341,6 @@ def _check_inputs(config: RunConfig, named: set[str], *, needs_data: bool) -> No
             )
     elif needs_data or not config.data.downloads:  # then it must be there
         config.data.check()
-
-
-def _check_readers(overrides: list[str]) -> None:
-    """Refuse keys that the chosen product does not read, also where they have their usual value.
-
-    Raises:
-        ValueError: names the key and the products that read it.
-    """
-    chosen = [
-        argument.partition("=")[2] for argument in overrides if argument.startswith("trainer=")
-    ]
-    if chosen and chosen[-1] in schema.PRODUCTS:
-        schema.check_readers(chosen[-1], overrides)
 
 
 def takes_a_run(module: str, given: list[str]) -> bool:

@@ -366,10 +366,6 @@ def parse(text: str, origin: Path) -> RunConfig:
         if not isinstance(cfg, DictConfig) or not cfg:
             raise ValueError("it holds no keys")
         _refuse_interpolations(OmegaConf.to_container(cfg))
-        if cfg.pop("tensorboard", False):  # the key of version 0.2.0
-            cfg.tracker = {"name": "tensorboard"}
-        if OmegaConf.select(cfg, "trainer.name") is None:  # before there were several products
-            cfg.trainer = {"name": "gnn"}
         _from_start(cfg, text)
         return to_object(cfg, is_saved=True)
     except DamagedFile:

@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.graph.reading import edge_blocks
 from parallel_epochs.pipeline.graph.store import COPIED, MANIFEST, StoreWriter
 from parallel_epochs.pipeline.run import files, pulse
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -50,13 +50,8 @@ def propagate(
     Returns:
         [num_nodes, (num_hops + 1) * channels + num_categories], float32: all hops, then the one-hot species of ``x``;
         and mean and deviation of each hop but the first, float64.
-
-    Raises:
-        ValueError: this machine cannot hold them.
     """
-    shape = _shape_of(data, num_hops)
-    refuse_too_large(f"data.propagate={num_hops}", *shape)
-    out = np.empty(shape, np.float32)
+    out = np.empty(_shape_of(data, num_hops), np.float32)
     found = _write_hops(out, data, num_hops, data.x.size(1), moments)
     return torch.from_numpy(out), found
 
@@ -135,19 +130,6 @@ def adopt_others(writer: StoreWriter, data: Graph) -> dict[str, object]:
         if name != "x":
             writer.adopt(name, folder / f"{name}.bin", entry)
     return manifest["values"]
-
-
-def refuse_too_large(key: str, num_nodes: int, num_columns: int) -> None:
-    """Refuse columns that this machine cannot hold.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if (needed := 4 * num_nodes * num_columns) > machine_memory():
-        raise ValueError(
-            f"{key}: the features of {num_nodes:,} nodes over all hops take {format_bytes(needed)}, but "
-            f"this machine has {format_bytes(machine_memory())}: lower it, or set data.on_disk=true"
-        )
 
 
 def _shape_of(data: Graph, num_hops: int) -> tuple[int, int]:

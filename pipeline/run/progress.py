@@ -95,17 +95,14 @@ class Bar:
 
 def _kind_of_bar() -> type[tqdm] | None:
     """Return the class of the bars of a terminal or of a notebook; none elsewhere."""
-    if sys.stderr is None:  # it was closed when this process began
-        return None
-    if sys.stderr.isatty():
-        return tqdm
-    if not type(sys.stderr).__module__.startswith("ipykernel"):
+    stream = sys.stderr  # none if it was closed when this process began
+    if stream is None or not (stream.isatty() or type(stream).__module__.startswith("ipykernel")):
         return None
     with warnings.catch_warnings():  # without ipywidgets, the bars are those of a terminal
         warnings.simplefilter("ignore")
-        from tqdm.auto import tqdm as of_notebook
+        from tqdm.auto import tqdm as bar
 
-        return of_notebook
+        return bar
 
 
 class CarefulHandler(logging.StreamHandler):

@@ -99,11 +99,8 @@ def read(config: FileConfig, needs_labels: bool = True) -> Graph:
     elif not is_hetero(loaded) and config.edge_time is None:
         loaded = _by_relation(path, loaded)
     if not is_hetero(loaded):
-        if config.label_type is not None or not reverse or config.featureless != "mean":
-            raise ValueError(
-                "task.type, data.reverse_relations and data.featureless are for a HeteroData, with several "
-                f"types of nodes, and {path} has one. Leave them out"
-            )
+        if config.label_type is not None:
+            raise ValueError(f"{path} has one type of nodes: leave task.type out")
         return _read_saved(str(path), _attributes(path, loaded), config, needs_labels=needs_labels)
     if config.edge_time is not None:
         raise ValueError(

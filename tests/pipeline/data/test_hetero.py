@@ -285,10 +285,8 @@ def test_a_hetero_data_without_types_is_refused(tmp_path):
         load(tmp_path, HeteroData())
 
 
-@pytest.mark.parametrize(
-    "option", [{"label_type": "user"}, {"reverse_relations": False}, {"featureless": "none"}]
-)
-def test_keys_of_types_are_refused_for_a_graph_with_one(tmp_path, option):
+def test_a_graph_with_one_type_has_no_type_to_choose(tmp_path):
     data = {"x": torch.rand(3, 2), "edge_index": torch.tensor([[0, 1], [1, 2]])}
-    with pytest.raises(ValueError, match="are for a HeteroData, with several types of nodes"):
-        load(tmp_path, data, **option)
+    assert load(tmp_path, data, reverse_relations=False, featureless="none").num_nodes == 3
+    with pytest.raises(ValueError, match="has one type of nodes: leave task.type out"):
+        load(tmp_path, data, label_type="user")
