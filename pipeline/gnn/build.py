@@ -10,8 +10,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component
-from parallel_epochs.pipeline.data.column_names import name_nodes
-from parallel_epochs.pipeline.data.inputs import describe_inputs
+from parallel_epochs.pipeline.data.column_names import describe_inputs
 from parallel_epochs.pipeline.data.opened import OpenData
 from parallel_epochs.pipeline.gnn import estimate, memory, placement
 from parallel_epochs.pipeline.gnn.base import bases
@@ -182,8 +181,8 @@ def begin_at_base(
 
 def _describe_inputs(config: GNNConfig, data: Data) -> str:
     text = describe_inputs(
+        config.data,
         data,
-        name_nodes(config.data, data),
         num_learned=config.learned_channels,
         concat=config.features.concat,
         learned_types=config.features.types,

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from parallel_epochs.pipeline.data.base_config import DataConfig
-from parallel_epochs.pipeline.data.column_names import name_nodes
-from parallel_epochs.pipeline.data.inputs import describe_inputs
+from parallel_epochs.pipeline.data.column_names import describe_inputs
 from parallel_epochs.pipeline.data.prepare import prepare
 from tests.helpers.graphs import make_graph
 from tests.helpers.hetero_toys import typed_graph
@@ -37,7 +36,7 @@ DEGREE = (
 )
 def test_it_says_what_the_model_gets(attributes, options, text):
     data = prepare(make_graph([(0, 1), (1, 0)], 3, **attributes), origin="graph.pt")
-    assert describe_inputs(data, name_nodes(DataConfig(), data), **options) == text
+    assert describe_inputs(DataConfig(), data, **options) == text
 
 
 @pytest.mark.parametrize(
@@ -60,5 +59,5 @@ def test_it_says_what_the_model_gets(attributes, options, text):
 )
 def test_it_says_what_the_model_gets_of_each_type(averages, options, tag):
     data = typed_graph(averages=averages)
-    told = describe_inputs(data, name_nodes(DataConfig(), data), **options)
+    told = describe_inputs(DataConfig(), data, **options)
     assert told == f"x of user: x (2); {tag}; 2 features of each edge"
