@@ -192,7 +192,7 @@ def run(
         RankError: a rank failed.
         Stopped: a signal asked for it, or the watchdog ended it; there is a checkpoint if training had begun.
     """
-    parallel = config.parallel
+    parallel, began = config.parallel, time.time()
     with StopRequest() as stop, beside(stop):
         ranks = rank_tools.from_environment()  # torchrun's, who has started the others as well
         if ranks is None or ranks.is_first:
@@ -202,9 +202,9 @@ def run(
             with restored_threads(), _watched(parallel, folder, ranks):
                 if parallel.threads_per_rank:
                     use_threads(parallel.threads_per_rank)
-                return train_as_rank(ranks, stop, config, folder, command)
+                return train_as_rank(ranks, stop, config, folder, command, began=began)
         with _watched(parallel, folder, None):
-            return _launch_ranks(config, folder, command, stop, log_config)
+            return _launch_ranks(config, folder, command, stop, log_config, began)
 
 
 @contextlib.contextmanager
@@ -228,7 +228,12 @@ def _watched(parallel: ParallelConfig, folder: Path, ranks: Ranks | None) -> Ite
 
 
 def _launch_ranks(
-    config: RunConfig, folder: Path, command: str, stop: StopRequest, log_config: dict | None
+    config: RunConfig,
+    folder: Path,
+    command: str,
+    stop: StopRequest,
+    log_config: dict | None,
+    began: float,
 ) -> dict:
     """Check everything once, then start the ranks on this machine and wait for them."""
     num_ranks = config.parallel.num_ranks
@@ -252,6 +257,7 @@ def _launch_ranks(
                 command,
                 opened.data.content_hash,
                 log_config,
+                began,
             )
     if summary is None:
         raise Stopped(stop.signum or signal.SIGTERM)
@@ -266,12 +272,15 @@ def _train_launched(
     command: str,
     content_hash: str,
     log_config: dict | None,
+    began: float,
 ) -> dict | None:
     """Train in a process that :func:`run` has started; none if it was stopped."""
     if log_config is not None:
         logging.config.dictConfig(log_config)
     try:
-        return train_as_rank(ranks, stop, config, folder, command, content_hash=content_hash)
+        return train_as_rank(
+            ranks, stop, config, folder, command, content_hash=content_hash, began=began
+        )
     except Stopped:
         return None
 
@@ -284,11 +293,13 @@ def train_as_rank(
     command: str,
     *,
     content_hash: str | None = None,
+    began: float,
 ) -> dict:
     """Train as one of the ranks.
 
     Args:
         content_hash: of the graph, where another process has opened it and wrote what is known at the start.
+        began: time at which the command began.
 
     Returns:
         The content of ``summary.json``.
@@ -309,6 +320,7 @@ def train_as_rank(
         )
         if not opens:
             opened = open_data(config, device, content_hash=content_hash)
+        opening = time.time() - began
         train = partial(_train_one, root=folder, command=command, ranks=ranks, stop=stop)
         summary = product_of(config).train_parts(train, opened, folder, ranks=ranks)
         pulse.beat("summing up")
@@ -319,6 +331,7 @@ def train_as_rank(
                 )
             )
             summary |= ({"baseline": best} if best else {}) | summaries.of_trials(folder)
+            summary |= {"opening_seconds": opening, "command_seconds": time.time() - began}
             files.write_json(folder / "summary.json", summary)
             log.info(
                 "%s",

@@ -233,9 +233,11 @@ def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
     for value in values:
         if value.strip("'\"") not in members:
             near = difflib.get_close_matches(value, members, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            if name == "model" and "." in value:
+                hint = f". A class of your own is model=custom model.path={value}"
             raise ValueError(
-                f"{name}={value} is unknown; choose one of {', '.join(shorten(members))}"
-                f"{f'; did you mean {near[0]}?' if near else ''}"
+                f"{name}={value} is unknown; choose one of {', '.join(shorten(members))}{hint}"
             )
 
 
@@ -272,6 +274,8 @@ def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]
     )  # "epochs" is more likely train.epochs than a member
     chosen = [] if is_end else _groups_with(name, groups)
     hint = f"; did you mean {' or '.join(chosen)}?" if chosen else _suggest(name, [*groups, *keys])
+    if name.startswith("model."):
+        hint += f" (an argument of a class of your own is model.kwargs.{name[6:]}=VALUE)"
     raise ValueError(f"{name} is unknown{hint}")
 
 

@@ -228,8 +228,7 @@ def call(
         texts = [entry.name for entry in _entries_of_run(module) if entry.meaning.is_text]
         sys.argv[1:] = arguments.complete(sys.argv[1:], config_groups(), texts)
         if {"--help", "-h"} & set(sys.argv[1:]):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who pages it may stop reading
-            print(
+            show(
                 help_text(
                     module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]
                 )
@@ -247,6 +246,12 @@ def call(
         if isinstance(error, MissingConfigException) and "submitit" in str(error.missing_cfg_file):
             lines = [f"error: hydra/launcher=slurm needs submitit: {install_command('slurm')}"]
         sys.exit(printable(" ".join(lines)))
+
+
+def show(text: str) -> None:
+    """Print the answer of a command. Who pages it may stop reading, which is no error."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(text, flush=True)
 
 
 def _call_to_the_end(main: Callable[[], object]) -> None:
@@ -551,6 +556,10 @@ def help_text(module: str, overrides: list[str]) -> str:
     for entry in keys.entries(compose_config(overrides)):
         sections.setdefault(entry.name.rpartition(".")[0].partition(".")[0], []).append(entry)
     known = {entry.name: entry for entries in sections.values() for entry in entries}
+    if module.rpartition(".")[2] in ("check", "baselines", "prepare"):
+        text = "The keys of python -m pipeline.train, of which these say what the data are:"
+        own = [*sections["data"], *sections.get("task", ())]
+        return "\n".join([*lines, text, *format_entries(own, columns)])
     lines += [
         "The keys that are set most often:",
         *format_entries([known[name] for name in FIRST if name in known][:10], columns),

@@ -157,8 +157,8 @@ def check_readers(product: str, names: Iterable[str]) -> None:
         _, owners = known_keys().get(name.partition("=")[0], (None, []))
         if owners and f"trainer={product}" not in owners:
             raise ValueError(
-                f"{name} is read by {listed(owners)} only; this run has trainer={product}. Leave it "
-                "out"
+                f"{name} is read by {listed(owners)} only; this command has trainer={product}. Leave it "
+                "out, or name the trainer that reads it, also that of a run to resume"
             )
 
 

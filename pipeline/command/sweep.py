@@ -56,11 +56,16 @@ def claim(config: DictConfig, place: DictConfig) -> None:
 
 
 def describe(folder: Path) -> str:
-    """Say how many runs in the directory of a sweep have a result, and their scores.
+    """Say how many runs in the directory of a sweep have a result, and their scores, and what prints their table.
 
     Runs that differ only in their seeds give means and sample standard deviations (divided by n - 1). Of others the
     best one is named.
     """
+    table = f"{words.command_of('report')} {shlex.quote(str(folder))}"
+    return f"{_describe(folder)}; a table with means over seeds: {table}"
+
+
+def _describe(folder: Path) -> str:
     members = sorted({path.parent for path in folder.glob("**/train.log")})
     summaries = {
         member: summary for member in members if (summary := _read_summary(member)) is not None

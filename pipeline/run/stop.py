@@ -9,7 +9,7 @@ import threading
 
 from parallel_epochs.pipeline.run.errors import Stopped
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
 def end_with(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -22,7 +22,7 @@ def end_with(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 class StopRequest:
-    """Notes a SIGTERM, SIGUSR1, SIGUSR2 or SIGINT (Ctrl-C) inside a ``with`` statement.
+    """Notes a SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 or SIGINT (Ctrl-C) inside a ``with`` statement.
 
     Before :meth:`defer` there is nothing to save, and a signal raises :class:`Stopped` at once. Afterwards the signal
     is only noted, and the current step ends first. A second Ctrl-C ends the process at once. Child processes that get
@@ -48,11 +48,13 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            # SIGINT is ignored in the background of a script, where Ctrl-C is meant for another process.
+            # Ctrl-C is ignored in the background of a script, where it is meant for another process, and the end of a
+            # terminal under nohup.
             self._before = {
                 signum: signal.signal(signum, self._note)
                 for signum in STOP_SIGNALS
-                if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN
+                if signum not in (signal.SIGINT, signal.SIGHUP)
+                or signal.getsignal(signum) != signal.SIG_IGN
             }
         return self
 

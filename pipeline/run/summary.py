@@ -121,7 +121,11 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
         ("epochs", count(summary["data_epochs"], "pass", "passes") + " over the data"),
         ("parameters", f"{summary['num_parameters']:,}"),
         ("aggregation", summary["kernel"]),
-        ("wall time", f"{summary['wall_seconds']:.1f} s"),
+        (
+            "wall time",
+            f"{summary['command_seconds']:.1f} s, of which reading and simple methods took "
+            f"{summary['opening_seconds']:.1f} s",
+        ),
         ("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
         ("weights", summary["weights_sha256"][:16]),
     ]

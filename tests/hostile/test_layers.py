@@ -107,7 +107,7 @@ CASES = [
     Case(
         "a schedule of another trainer",
         "pipeline.train trainer=layout data=digits train.schedule=plateau",
-        "train.schedule=plateau is read by trainer=gnn only; this run has trainer=layout. Leave it out",
+        "train.schedule=plateau is read by trainer=gnn only; this command has trainer=layout. Leave it out<*>",
     ),
     Case(
         "an experiment without its data",

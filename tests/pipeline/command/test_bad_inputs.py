@@ -97,6 +97,18 @@ COMMANDS = [
     ),
     (
         TRAIN,
+        "model=my_net.Net",
+        "model=my_net.Net is unknown; choose one of <*>. A class of your own is model=custom "
+        "model.path=my_net.Net",
+    ),
+    (
+        TRAIN,
+        "model=custom model.path=my_net.Net model.hidden=3",
+        "model.hidden is unknown; did you mean <*>? (an argument of a class of your own is "
+        "model.kwargs.hidden=VALUE)",
+    ),
+    (
+        TRAIN,
         "model=gcn",
         "model=gcn is unknown; choose one of auto, custom, deepergcn, gatedgcn, hgt, "
         "pyg, revgnn, rgcn; did you mean rgcn?",
@@ -302,7 +314,7 @@ COMMANDS = [
     (
         TRAIN,
         "trainer=layout data=digits train.schedule=plateau",
-        "train.schedule=plateau is read by trainer=gnn only; this run has trainer=layout. Leave it out",
+        "train.schedule=plateau is read by trainer=gnn only; this command has trainer=layout. Leave it out<*>",
     ),
     (TRAIN, "train.epochs=0", "train.epochs must be at least 1, not 0"),
     (

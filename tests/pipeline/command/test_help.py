@@ -22,9 +22,9 @@ IMPORTED = {
 # Each entry point, and a word of its help; the first answer before torch is imported.
 QUICK = {
     "pipeline.train": "train.lr=",
-    "pipeline.prepare": "train.lr=",
-    "pipeline.check": "train.lr=",
-    "pipeline.baselines": "train.lr=",
+    "pipeline.prepare": "data.num_nodes=",
+    "pipeline.check": "data.num_nodes=",
+    "pipeline.baselines": "data.num_nodes=",
     "pipeline.evaluate": "checkpoint=",
     "pipeline.predict": "predictions=",
     "pipeline.explain": "node=",

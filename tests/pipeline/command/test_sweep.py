@@ -53,7 +53,8 @@ def test_the_last_line_of_a_sweep(tmp_path, members, text):
         (tmp_path / str(number) / "train.log").touch()
         if summary is not None:
             (tmp_path / str(number) / "summary.json").write_text(json.dumps(summary))
-    assert describe(tmp_path) == f"sweep in {tmp_path}: {text.format(tmp_path)}"
+    table = f"; a table with means over seeds: python -m scripts.report {tmp_path}"
+    assert describe(tmp_path) == f"sweep in {tmp_path}: {text.format(tmp_path)}{table}"
 
 
 @pytest.mark.parametrize(

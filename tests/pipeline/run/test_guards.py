@@ -184,6 +184,18 @@ def signalled(monkeypatch):
     return train_signalled
 
 
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_the_end_of_a_terminal_stops_a_run_unless_it_is_ignored(is_ignored):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        with StopRequest() as stop:
+            stop.defer()
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.signum == (0 if is_ignored else signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_signals_are_noted_and_given_back():
     before = [signal.signal(signum, signal.SIG_IGN) for signum in STOP_SIGNALS]
     try:

@@ -104,7 +104,8 @@ def test_a_metric_without_splits_is_shown_once():
         "num_ranks": 1,
         "num_parameters": 1,
         "kernel": "",
-        "wall_seconds": 1,
+        "command_seconds": 113.0,
+        "opening_seconds": 108.5,
         "peak_memory_bytes": 1,
         "weights_sha256": "",
     }
@@ -114,6 +115,9 @@ def test_a_metric_without_splits_is_shown_once():
         "test auc",
         "best epoch",
     ]
+    assert dict(tabulate(summary))["wall time"] == (
+        "113.0 s, of which reading and simple methods took 108.5 s"
+    )
     assert [name for name, _ in tabulate(summary | {"scores": {"auc": 0.6}})][:2] == [
         "auc",
         "best epoch",
