@@ -1,7 +1,6 @@
 """Edges sorted by destination: sorting, matrices without copies, weights, and the transpose."""
 
 import logging
-import math
 
 import numpy as np
 import scipy.sparse as sp
@@ -122,22 +121,12 @@ def check_weight(edge_attr: Tensor | None, origin: str) -> None:
             f"{origin}: edge {edge:,} of the prepared graph has the weight {float(edge_attr[edge, 0]):g}; "
             "weights must not be negative. Leave them out to learn from the edges alone"
         )
-    if not math.isfinite(high):
-        raise ValueError(
-            f"{origin}: edge_attr, the weight of each edge, holds {high:g}: give finite weights"
-        )
-    if high == 0:
-        raise ValueError(
-            f"{origin}: the weights of all {len(edge_attr):,} edges are 0 in float32: leave the weights "
-            "out, or multiply them by a constant"
-        )
     most = torch.finfo(torch.float32).max / len(edge_attr)
     if not SMALLEST_WEIGHT <= high <= most:
-        mend = "multiply" if high < SMALLEST_WEIGHT else "divide"
         raise ValueError(
             f"{origin}: the largest weight of an edge is {high:g}, and float32 adds up {len(edge_attr):,} "
-            f"weights if the largest is between {SMALLEST_WEIGHT:g} and {most:.0e}: {mend} all weights by "
-            "a constant"
+            f"weights if the largest is between {SMALLEST_WEIGHT:g} and {most:.0e}: scale all weights, or "
+            "leave them out"
         )
 
 

@@ -31,25 +31,23 @@ LINKS, CANDIDATES = 24, 100
 OVERSAMPLE, POWER_STEPS = 14, 3
 
 
-def check_search(how: str, num_points: int, *, on_gpu: bool = False) -> str:
+def choose_search(num_points: int, *, on_gpu: bool = False) -> str:
     """Choose how neighbours are found: "exact" or "approximate".
 
     Args:
-        how: that, or "auto".
         on_gpu: whether a GPU compares all pairs.
 
     Raises:
         ValueError: there are many points, and the package that searches among these is not installed.
     """
-    most = MANY_ON_GPU if on_gpu else MANY_POINTS
-    chosen = how if how != "auto" else "exact" if num_points <= most else "approximate"
-    if chosen == "approximate" and importlib.util.find_spec("faiss") is None:
+    if num_points <= (MANY_ON_GPU if on_gpu else MANY_POINTS):
+        return "exact"
+    if importlib.util.find_spec("faiss") is None:
         raise ValueError(
-            f"trainer.neighbors={how}: the nearest of {num_points:,} points are found by faiss, which is "
-            f"not installed: {install_command('layout')}, or set trainer.neighbors=exact, which compares "
-            "all pairs of points"
+            f"the nearest of {num_points:,} points are found by faiss, which is not installed: "
+            f"{install_command('layout')}"
         )
-    return chosen
+    return "approximate"
 
 
 def reduce_vectors(x: np.ndarray, dim: int, rng: np.random.Generator) -> np.ndarray:
@@ -106,7 +104,7 @@ def find_neighbors(
     Args:
         x: [num_points, channels], float32.
         k: neighbours, fewer than points.
-        how: "exact" or "approximate", see :func:`check_search`.
+        how: "exact" or "approximate", see :func:`choose_search`.
         device: where all pairs are compared.
 
     Returns:

@@ -62,8 +62,6 @@ def check(config: LayoutConfig) -> None:
     Raises:
         ValueError: names what is missing.
     """
-    if config.data.holds == "vectors" and config.trainer.neighbors == "approximate":
-        neighbors.check_search(config.trainer.neighbors, 0)
     walks.library()
 
 
@@ -95,7 +93,7 @@ def check_data(config: LayoutConfig, data: Data) -> None:
             "less"
         )
     on_gpu = config.device.startswith("cuda")
-    neighbors.check_search(options.neighbors, num_points, on_gpu=on_gpu)
+    neighbors.choose_search(num_points, on_gpu=on_gpu)
 
 
 def _metrics(data: Data) -> list[str]:

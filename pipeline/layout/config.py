@@ -35,13 +35,6 @@ class LayoutTrainerConfig(TrainerConfig):
         minimum=0,
         when=VECTORS,
     )
-    neighbors: str = key(
-        "auto",
-        "How neighbours are found. exact: among all pairs. approximate: by faiss. auto: exact "
-        "up to 50,000 points, on a GPU up to 2,000,000.",
-        choices=("auto", "exact", "approximate"),
-        when=VECTORS,
-    )
     init: str = key(
         "spectral",
         "Initial positions. spectral: smooth functions on the graph of neighbours. pca: the "

@@ -32,7 +32,7 @@ def keep_neighbors(
         principal ones [num_points, at most 3], float32.
     """
     options, start = config.trainer, time.perf_counter()
-    how = neighbors.check_search(options.neighbors, data.num_nodes, on_gpu=device.type == "cuda")
+    how = neighbors.choose_search(data.num_nodes, on_gpu=device.type == "cuda")
 
     def build() -> dict:
         pulse.beat("looking for neighbours", pulse.State.LONG)

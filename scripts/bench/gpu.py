@@ -229,7 +229,6 @@ FLAGSHIP = (
 POINTS = (
     "trainer=layout",
     "data=vectors",
-    "trainer.neighbors=exact",
     "trainer.init=pca",
     "trainer.num_neighbors=15",
     "trainer.perplexity=5",

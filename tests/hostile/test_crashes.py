@@ -55,17 +55,17 @@ def tiny_graph(num_nodes: int, edge_index: list[list[int]]):
 
 
 ZERO = (
-    "edges.txt: the weights of all 240 edges are 0 in float32: leave the weights out, or multiply them by a "
-    "constant"
+    "edges.txt: the largest weight of an edge is 0, and float32 adds up 240 weights if the largest is between "
+    "1e-30 and 1e+36: scale all weights, or leave them out"
 )
 ROUNDED = "edges.txt: edge 1 has the weight '1e-300', which float32 rounds to 0: scale all weights"
 TINY = (
     "edges.txt: the largest weight of an edge is 1.00053e-42, and float32 adds up 240 weights if the largest is "
-    "between 1e-30 and 1e+36: multiply all weights by a constant"
+    "between 1e-30 and 1e+36: scale all weights, or leave them out"
 )
 HUGE = (
     "edges.txt: the largest weight of an edge is 3e+38, and float32 adds up 240 weights if the largest is between "
-    "1e-30 and 1e+36: divide all weights by a constant"
+    "1e-30 and 1e+36: scale all weights, or leave them out"
 )
 CASES = [
     *(

@@ -200,14 +200,9 @@ def test_approximate_neighbours_are_nearly_those():
 
 def test_faiss_is_asked_for_where_it_is_needed(monkeypatch):
     monkeypatch.setattr(neighbors.importlib.util, "find_spec", lambda name: None)
-    assert (
-        neighbors.check_search("auto", 50_000) == neighbors.check_search("exact", 10**6) == "exact"
-    )
-    for how, count in (("auto", 50_001), ("approximate", 10)):
-        with pytest.raises(
-            ValueError, match=rf"trainer.neighbors={how}: .* not installed: pip .* '.\[layout\]'"
-        ):
-            neighbors.check_search(how, count)
+    assert neighbors.choose_search(50_000) == neighbors.choose_search(10**6, on_gpu=True) == "exact"
+    with pytest.raises(ValueError, match=r"not installed: pip .* '.\[layout\]'"):
+        neighbors.choose_search(50_001)
 
 
 def test_every_point_has_the_perplexity():
