@@ -9,23 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_epochs.models.edge_index import plain_edges
-from parallel_epochs.pipeline.data.check import (
-    as_float32,
-    check_edge_index,
-    check_features,
-    check_metric,
-    check_numbering,
-    check_range,
-    check_rows,
-    check_tensor,
-)
+from parallel_epochs.pipeline.data.check import as_float32, check, check_metric, check_tensor
 from parallel_epochs.pipeline.data.config import GraphFilesConfig
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.readers import many
 from parallel_epochs.pipeline.data.readers.many import Graphs
-from parallel_epochs.pipeline.data.readers.saved_graph import read_attributes
+from parallel_epochs.pipeline.data.readers.saved_graph import as_data, read_attributes
 from parallel_epochs.pipeline.data.sparse import with_edges
 from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
 
@@ -159,49 +149,34 @@ def read_graph(
 
 
 def _as_graph(saved: dict, needs_labels: bool) -> Graphs:
-    labels, saved = ("y",) if needs_labels else (), with_edges(saved, "a graph")
-    if missing := [key for key in ("edge_index", *labels) if key not in saved]:
+    saved = with_edges(saved, "a graph")
+    needed = ("edge_index", *(["y"] if needs_labels else []))
+    if missing := [key for key in needed if key not in saved]:
         raise ValueError(f"no {', '.join(missing)}; there is {', '.join(saved) or 'nothing'}")
-    tensors = {key: saved[key] for key in ("x", "edge_index", "edge_attr", *labels) if key in saved}
-    y = tensors.get("y")
-    if isinstance(y, (bool, int, float)) or isinstance(y, Tensor) and y.dim() == 0:
-        tensors["y"] = torch.as_tensor(y).view(1)
-    for key, value in tensors.items():
-        check_tensor(key, value)
-    edges, y = tensors["edge_index"], tensors["y"].detach().reshape(1, -1) if needs_labels else None
-    check_edge_index(edges)
-    edges = plain_edges(edges)
-    features = {
-        key: _as_features(key, tensors[key]) for key in ("x", "edge_attr") if key in tensors
-    }
-    largest = int(edges.max()) + 1 if edges.numel() else 0
-    num_nodes = saved.get("num_nodes", len(features["x"]) if "x" in features else largest)
-    if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 1:
-        raise ValueError(f"num_nodes is {num_nodes!r}; a graph has at least one node")
-    if "x" not in features:
-        check_numbering("edge_index", num_nodes, edges.size(1))
-    for key, rows, of in (("x", num_nodes, "nodes"), ("edge_attr", edges.size(1), "edges")):
-        if key in features:
-            check_rows(key, features[key], rows, of)
-    check_range(edges, num_nodes)
+    data = as_data({key: saved[key] for key in USED if key in saved and key != "y"})
+    for key in ("x", "edge_attr"):
+        value = data.get(key)
+        if value is not None:
+            value = value.to_dense()
+            data[key] = as_float32(key, value.unsqueeze(1) if value.dim() == 1 else value)
+    check(data)
+    if not data.num_nodes:
+        raise ValueError("a graph has at least one node")
+    y = saved.get("y") if needs_labels else None
+    if isinstance(y, (bool, int, float)):
+        y = torch.as_tensor(y)
+    if y is not None:
+        y = y.reshape(1) if isinstance(y, Tensor) and not y.dim() else y
+        check_tensor("y", y)
+        y = y.detach().reshape(1, -1)
+        y = (y.float() if y.is_floating_point() else y.long()).numpy()
     return Graphs(
-        np.array([num_nodes]),
-        np.array([edges.size(1)]),
-        edges.long().numpy(),
-        y=None if y is None else (y.float() if y.is_floating_point() else y.long()).numpy(),
-        **{key: value.numpy() for key, value in features.items()},
+        np.array([data.num_nodes]),
+        np.array([data.edge_index.size(1)]),
+        data.edge_index.long().numpy(),
+        y=y,
+        **{key: data[key].numpy() for key in ("x", "edge_attr") if data.get(key) is not None},
     )
-
-
-def _as_features(key: str, value: Tensor) -> Tensor:
-    value = as_float32(key, value.detach())
-    value = value.unsqueeze(1) if value.dim() == 1 else value
-    if value.dim() != 2 or not value.size(1):
-        raise ValueError(
-            f"{key} must have two dimensions and at least one column, not the shape {list(value.shape)}"
-        )
-    check_features(key, value)
-    return value
 
 
 def _shape(graph: Graphs) -> dict[str, int]:

@@ -189,7 +189,7 @@ def _read_saved(path: str, saved: dict, config: FileConfig, *, needs_labels: boo
                 f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add what is "
                 "missing"
             )
-        data = _as_data(saved, config.mask_column)
+        data = as_data(saved, config.mask_column)
         if all(isinstance(saved.get(key), Tensor) for key in NAMES):
             check_names(saved["names"], saved["names_ptr"], data.num_nodes)
             data.update({key: saved[key] for key in NAMES})
@@ -370,7 +370,12 @@ def _num_graphs(saved: tuple | list) -> int:
     return len(saved)
 
 
-def _as_data(saved: dict, mask_column: int | None) -> Graph:
+def as_data(saved: dict, mask_column: int | None = None) -> Graph:
+    """Make a graph of its attributes, whose sizes are checked later.
+
+    Raises:
+        ValueError: an attribute is none that a graph can have.
+    """
     tensors = {key: saved[key] for key in TENSORS if key in saved}
     for key, value in tensors.items():
         if key == "x" and isinstance(value, Tensor) and value.layout in SPARSE:

@@ -204,7 +204,7 @@ hetero["a"].x = torch.ones(2, 1)
             graph(
                 3, x=torch.ones(0, 2), edge_index=torch.empty(2, 0).long(), edge_attr=torch.empty(0)
             ),
-            "graph_3.pt: num_nodes is 0; a graph has at least one node",
+            "graph_3.pt: a graph has at least one node",
         ),
         (graph(3, y=torch.eye(2).to_sparse()), "graph_3.pt: y is sparse"),
         (hetero, "graph_3.pt holds a HeteroData, not a graph"),
