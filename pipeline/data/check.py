@@ -392,12 +392,6 @@ def check_vectors(data: Data) -> None:
         raise ValueError(f"a layout needs at least three vectors; there are {len(x)}")
     if not x.size(1):
         raise ValueError("the vectors have no numbers")
-    wrong = ~torch.isfinite(x)
-    if bool(wrong.any()):
-        row, column = (int(place) for place in wrong.nonzero()[0])
-        raise ValueError(
-            f"{int(wrong.any(1).sum()):,} vectors are not finite in float32: row {row}, column {column} "
-            f"holds {x[row, column]:g}; leave such rows out, or fill them"
-        )
+    check_features("a vector", x)
     if large := find_large("the vectors", x):
         raise ValueError(large)

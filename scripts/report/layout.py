@@ -17,13 +17,7 @@ from parallel_epochs.scripts.report.runs import Run
 from parallel_epochs.scripts.report.words import count, shortened
 
 NAME = "layout.npz"
-PARTS = {
-    "position": ("f", 2, "real numbers [num_points, 2 or 3]"),
-    "names": ("U", 1, "text [num_points]"),
-    "labels": ("iu", 1, "whole numbers [num_points]"),
-    "label_names": ("U", 1, "text [num_labels]"),
-    "title": ("U", 0, "one text"),
-}
+PARTS = ("position", "names", "labels", "label_names", "title")
 AGAIN = "Continue the run, which writes the file again when it ends"
 # Further colours than those of curves: each lies far from those before it, also for red-green blind eyes.
 MORE = (
@@ -64,17 +58,18 @@ def read_layout(folder: Path) -> Layout:
         )
     try:
         parts = _read_parts(path)
-        for name, (kind, dimensions, expected) in PARTS.items():
-            part = parts[name]
-            if part.dtype.kind not in kind or part.ndim != dimensions:
-                raise ValueError(f"{name} is {part.dtype} {list(part.shape)}, not {expected}")
-        position, labels = parts["position"], parts["labels"].astype(np.int64)
-        if position.shape[1] not in (2, 3) or not len(position):
-            raise ValueError(f"position is {list(position.shape)}, not [num_points, 2 or 3]")
-        if len(parts["names"]) != len(position) or len(labels) != len(position):
-            raise ValueError("it has not as many names and labels as positions")
-        if ((labels < -1) | (labels >= len(parts["label_names"]))).any():
-            raise ValueError("labels are neither -1 nor one of label_names")
+        names, label_names, (title,) = (
+            _texts(parts[name]) for name in ("names", "label_names", "title")
+        )
+        labels, position = parts["labels"].astype(np.int64), parts["position"].astype(np.float32)
+        num_points = len(names)
+        if labels.shape != (num_points,) or position.shape not in (
+            (num_points, 2),
+            (num_points, 3),
+        ):
+            raise ValueError("names, labels and positions in two or three dimensions do not fit")
+        if not names or ((labels < -1) | (labels >= len(label_names))).any():
+            raise ValueError("there is no point, or a label is neither -1 nor one of label_names")
     except (
         *(ValueError, EOFError, KeyError, TypeError, AttributeError, SyntaxError),
         *(NotImplementedError, zipfile.BadZipFile, zlib.error),
@@ -83,10 +78,7 @@ def read_layout(folder: Path) -> Layout:
         raise ValueError(f"{path} is damaged or not a layout: {text}. {AGAIN}") from None
     if not np.isfinite(position).all():
         raise ValueError(f"{path}: positions are not finite. The training diverged: lower train.lr")
-    names, label_names = _texts(parts["names"]), _texts(parts["label_names"])
-    return Layout(
-        position.astype(np.float32), names, labels, label_names, _texts(parts["title"])[0]
-    )
+    return Layout(position, names, labels, label_names, title)
 
 
 def makes_layout(run: Run) -> bool:

@@ -204,12 +204,12 @@ def test_labels_that_do_not_fit(tmp_path):
         (
             np.full((40, 3), np.nan),
             [],
-            "40 vectors are not finite in float32: row 0, column 0 holds nan",
+            "a vector is not finite: row 0, column 0 holds nan",
         ),
         (
             np.where(np.arange(120).reshape(40, 3) == 7, np.inf, 1),
             [],
-            "1 vectors are not .* row 2, column 1 holds inf",
+            "a vector is not .* row 2, column 1 holds inf",
         ),
         (np.full((40, 3), 1e300), [], "holds inf"),
         (np.ones((1, 3)), [], "needs at least three vectors; there are 1"),
