@@ -1,19 +1,20 @@
 """`python -m tools.architecture`: the rooms of the code and who imports whom, as the site of the pages shows them.
 
-`python -m tools.architecture --numbers` counts what a test keeps from growing, `--numbers FOLDER` the same in another
-checkout. Rooms are models/, scripts/, tools/, the folders of pipeline/ and the files that lie in pipeline/ itself.
+`python -m tools.architecture --numbers` counts what a test keeps from growing. Rooms are models/, scripts/, tools/, the
+folders of pipeline/ and the files that lie in pipeline/ itself.
 """
 
 import ast
 import functools
 import io
-import os
 import re
 import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,11 +76,11 @@ LAYOUT = {
 }
 
 
-def modules(root: Path = ROOT) -> dict[str, Path]:
+def modules() -> dict[str, Path]:
     """Find every module of the packages: its dotted name and its file."""
-    files = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     names = {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in files
     }
     return {name: path for name, path in names.items() if path.stat().st_size}
@@ -113,7 +114,7 @@ def _names_imported(path: Path) -> frozenset[str]:
     )
 
 
-def room_of(module: str, package: str = "pipeline", root: Path = ROOT) -> str:
+def room_of(module: str, package: str = "pipeline") -> str:
     """Name the room of a module: models/, scripts/, tools/, pipeline/run/, or a file of pipeline/ by itself.
 
     Args:
@@ -122,40 +123,51 @@ def room_of(module: str, package: str = "pipeline", root: Path = ROOT) -> str:
     parts = module.split(".")
     if parts[0] != package or len(parts) == 1:
         return f"{parts[0]}/"
-    return (
-        f"{package}/{parts[1]}/"
-        if (root / package / parts[1]).is_dir()
-        else f"{package}/{parts[1]}.py"
-    )
+    is_folder = (ROOT / package / parts[1]).is_dir()
+    return f"{package}/{parts[1]}" + ("/" if is_folder else ".py")
 
 
-def rooms(package: str = "pipeline", root: Path = ROOT) -> dict[str, set[str]]:
-    """Return every room with those that it imports."""
-    known, arrows = modules(root), defaultdict(set)
+def arrows_between(group_of: Callable[[str], str], within: str = "") -> dict[str, set[str]]:
+    """Return groups of modules with the other groups that they import.
+
+    Args:
+        within: how the names of the modules begin that count.
+    """
+    known, arrows = modules(), defaultdict[str, set[str]](set)
     for name, path in known.items():
-        room = room_of(name, package, root)
-        arrows[room] |= {room_of(other, package, root) for other in imports_of(path, known)} - {
-            room
-        }
+        if name.startswith(within):
+            others = (other for other in imports_of(path, known) if other.startswith(within))
+            arrows[group_of(name)] |= {*map(group_of, others)} - {group_of(name)}
+    return arrows
+
+
+def rooms(package: str = "pipeline") -> dict[str, set[str]]:
+    """Return every room with those that it imports."""
+    arrows = arrows_between(partial(room_of, package=package))
     arrows.pop(f"{package}/", None)  # a docstring, and the names that it exports
     return arrows
 
 
-def numbers(root: Path = ROOT) -> dict[str, int]:
+def numbers() -> dict[str, int]:
     """Count what makes the code hard to change."""
-    arrows, known = rooms(root=root), modules(root)
+    from tools.keys import write_page  # imports the whole configuration
+
+    arrows, of_models = rooms(), rooms("models")
     models = {
-        room: others & rooms("models", root).keys()
-        for room, others in rooms("models", root).items()
+        room: others & of_models.keys()
+        for room, others in of_models.items()
         if room.startswith("models/")
     }
-    pipeline = {name: path for name, path in known.items() if name.startswith("pipeline")}
+    pipeline = {name: path for name, path in modules().items() if name.startswith("pipeline")}
     trees = {name: tree_of(path) for name, path in pipeline.items()}
     lines = [
         (name, line) for name, path in pipeline.items() for line in path.read_text().splitlines()
     ]
-    gnn = _inside("pipeline.gnn.", known, depth=3)
-    tables = _inside("pipeline.data.tables.", known, depth=4)
+    gnn, tables = (
+        arrows_between(lambda name, depth=depth: ".".join(name.split(".")[:depth]), folder)
+        for folder, depth in (("pipeline.gnn.", 3), ("pipeline.data.tables.", 4))
+    )
+    keys = re.findall(r"^  ([a-z_.0-9]+)=", write_page(), re.MULTILINE)
     return {
         "rooms": len(arrows),
         "imports between rooms": sum(map(len, arrows.values())),
@@ -178,43 +190,26 @@ def numbers(root: Path = ROOT) -> dict[str, int]:
         "lines with : Any": sum(bool(re.search(r": Any\b", line)) for _, line in lines),
         "imports inside gnn/": sum(map(len, gnn.values())),
         "imports inside data/tables/": sum(map(len, tables.values())),
-        "modules of data/tables/ in a circle": len(circle(tables)),
+        "modules of data/tables/ in a circle": len(find_circle(tables)),
         **{f"{what}, stays": len(stays(trees, *where)) for what, where in FOLLOWED.items()},
         **{
             f"{what}, files": len({stay.partition(":")[0] for stay in stays(trees, *where)})
             for what, where in FOLLOWED.items()
         },
-        "keys": _count_keys(root),
+        "keys": len(set(keys)),
         "messages that refuse a combination of keys": sum(map(_refusals, trees.values())),
-        "product tokens": _count_tokens(root, (*PACKAGES, "parallel_epochs", "setup.py")),
-        "test tokens": _count_tokens(root, ("tests",)),
+        "product tokens": _count_tokens(*PACKAGES, "parallel_epochs", "setup.py"),
+        "test tokens": _count_tokens("tests"),
     }
 
 
-def _inside(folder: str, known: dict[str, Path], depth: int) -> dict[str, set[str]]:
-    """Return the modules of a folder, each of its own folders as one, with those that they import there."""
-    arrows = defaultdict(set)
-    for name, path in known.items():
-        if name.startswith(folder):
-            own = ".".join(name.split(".")[:depth])
-            others = {
-                ".".join(other.split(".")[:depth])
-                for other in imports_of(path, known)
-                if other.startswith(folder)
-            }
-            arrows[own] |= others - {own}
-    return arrows
-
-
-def circle(arrows: dict[str, set[str]]) -> set[str]:
-    """Return what is left when all that nothing imports, or that imports nothing, is taken away again and again."""
-    left = dict(arrows)
-    while True:
-        imported = set().union(*left.values()) if left else set()
-        inner = {name for name in left if name in imported and left[name] & left.keys()}
-        if inner == left.keys():
-            return inner
-        left = {name: others & inner for name, others in left.items() if name in inner}
+def find_circle(arrows: dict[str, set[str]]) -> list[str]:
+    """Find modules that import each other in a circle."""
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return error.args[1][1:]
+    return []
 
 
 def stays(
@@ -331,19 +326,6 @@ def _passed(
     )
 
 
-def _count_keys(root: Path) -> int:
-    """Count the names in the reference of every key."""
-    page = subprocess.run(
-        [sys.executable, "-c", "from tools.keys import write_page; print(write_page())"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    ).stdout
-    return len(set(re.findall(r"^  ([a-z_.0-9]+)=", page, re.MULTILINE)))
-
-
 def _refusals(tree: ast.Module) -> int:
     """Count the rows of rules, and what is raised with a message that names two keys."""
     found = 0
@@ -360,12 +342,12 @@ def _refusals(tree: ast.Module) -> int:
     return found
 
 
-def _count_tokens(root: Path, packages: tuple[str, ...]) -> int:
+def _count_tokens(*packages: str) -> int:
     """Count the tokens of Python in the files that git knows, without comments and layout."""
     files = subprocess.run(
-        ["git", "ls-files", *packages], cwd=root, capture_output=True, text=True, check=True
+        ["git", "ls-files", *packages], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    paths = [root / file for file in files.splitlines() if file.endswith(".py")]
+    paths = [ROOT / file for file in files.splitlines() if file.endswith(".py")]
     return sum(
         token.type not in LAYOUT
         for path in paths
@@ -427,23 +409,21 @@ def sort_downwards(arrows: dict[str, set[str]]) -> list[str]:
     """Sort rooms such that each comes before those that it imports.
 
     Raises:
-        ValueError: rooms import each other in a circle.
+        CycleError: rooms import each other in a circle.
     """
+    sorter = TopologicalSorter(arrows)
+    sorter.prepare()
     order: list[str] = []
-    left = dict(arrows)
-    while left:
-        imported = set().union(*left.values())
-        free = sorted(room for room in left if room not in imported)
-        if not free:
-            raise ValueError(f"a circle of imports among {', '.join(sorted(left))}")
-        order += free
-        left = {room: others for room, others in left.items() if room not in free}
-    return order
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), reverse=True)
+        order += ready
+        sorter.done(*ready)
+    return order[::-1]
 
 
 if __name__ == "__main__":
     if "--numbers" in sys.argv[1:]:
-        for what, number in numbers(*map(Path, sys.argv[2:3])).items():
+        for what, number in numbers().items():
             print(f"{number:5,}  {what}")
     else:
         print(draw(), end="")

@@ -228,7 +228,7 @@ def call(
         texts = [entry.name for entry in _entries_of_run(module) if entry.meaning.is_text]
         sys.argv[1:] = arguments.complete(sys.argv[1:], config_groups(), texts)
         if {"--help", "-h"} & set(sys.argv[1:]):
-            show(
+            print_answer(
                 help_text(
                     module, [argument for argument in sys.argv[1:] if not argument.startswith("-")]
                 )
@@ -248,7 +248,7 @@ def call(
         sys.exit(printable(" ".join(lines)))
 
 
-def show(text: str) -> None:
+def print_answer(text: str) -> None:
     """Print the answer of a command. Who pages it may stop reading, which is no error."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(text, flush=True)

@@ -52,13 +52,13 @@ def _prepare(cfg: DictConfig) -> None:
 def _describe_data(cfg: DictConfig) -> None:
     from parallel_epochs.pipeline import training
 
-    cli.show(training.describe_data(cli.read_config(cfg)))
+    cli.print_answer(training.describe_data(cli.read_config(cfg)))
 
 
 def _find_baselines(cfg: DictConfig) -> None:
     from parallel_epochs.pipeline import training
 
-    cli.show(
+    cli.print_answer(
         training.find_baselines(cli.read_config_of_run(cfg), f"run={cfg.run}: ")
         if "run" in cfg
         else training.find_baselines(cli.read_config(cfg))

@@ -1,9 +1,7 @@
 """Draws partitions as pure functions of the graph, the seed, the round and the rank."""
 
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.pipeline.graph.metis import cut_with_metis
@@ -16,6 +14,10 @@ from parallel_epochs.pipeline.graph.partition import (
 )
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.run.seeds import stream
+
+# Random clusters, new ones in each round; a cut for each rank, whose clusters each round visits in another order; a cut
+# into micro-clusters, which each round combines anew; and one cluster of all nodes.
+PARTITIONS = ("random", "metis", "metis_random", "whole")
 
 
 class Partitioner:
@@ -71,7 +73,15 @@ class Partitioner:
 
     def draw(self, round_: int, rank: int = 0) -> Partition:
         """Draw the partition of a round and a rank, both counted from 0."""
-        return PARTITIONS[self.name](self, rank, stream("partition", self.seed, round_, rank))
+        rng = stream("partition", self.seed, round_, rank)
+        if self.name == "whole":
+            return whole_partition(self.num_nodes)
+        if self.name == "random":
+            return random_partition(self.num_nodes, self.num_parts, rng)
+        if self.name == "metis":
+            return shuffle_clusters(self.cut(self.num_parts, rank), rng)
+        # Ranks share the cut, and combine its micro-clusters differently.
+        return regroup(self.cut(self.num_micro_parts, 0), self.num_parts, rng)
 
     def cut(self, num_parts: int, rank: int) -> Partition:
         """Return the cut of METIS for a rank, which is computed once."""
@@ -79,32 +89,3 @@ class Partitioner:
             seed = int(stream("metis", self.seed, rank).integers(2**31))
             self._cut[rank] = cut_with_metis(self.edge_index, num_parts, seed, self.cache)
         return self._cut[rank]
-
-
-def draw_random(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Draw random clusters of equal sizes, new ones each round."""
-    return random_partition(partitioner.num_nodes, partitioner.num_parts, rng)
-
-
-def draw_cut(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Shuffle the order of the clusters, which are cut once for each rank, in each round."""
-    return shuffle_clusters(partitioner.cut(partitioner.num_parts, rank), rng)
-
-
-def draw_regrouped(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Combine the micro-clusters of one cut anew in each round. Ranks share the cut, and combine it differently."""
-    return regroup(partitioner.cut(partitioner.num_micro_parts, 0), partitioner.num_parts, rng)
-
-
-def draw_whole(partitioner: Partitioner, rank: int, rng: np.random.Generator) -> Partition:
-    """Put all nodes into one cluster."""
-    return whole_partition(partitioner.num_nodes)
-
-
-# Each partition is a pure function of the graph, the rank and the random numbers of the round.
-PARTITIONS: dict[str, Callable[[Partitioner, int, np.random.Generator], Partition]] = {
-    "random": draw_random,
-    "metis": draw_cut,
-    "metis_random": draw_regrouped,
-    "whole": draw_whole,
-}
