@@ -108,31 +108,14 @@ class Footprint:
         kept = share if self.is_random else 1.0
         return num_nodes, self.num_edges * share * kept
 
-    def parts(self, num_parts: int) -> dict[str, float]:
-        """Return the bytes of each part for so many clusters, by its name in the log."""
+    def total(self, num_parts: int) -> float:
+        """Return the bytes for so many clusters, of training or evaluation, whichever is more."""
         size = self.batch_size(num_parts)
         held = 1 if size[0] == self.num_nodes else self.held
         to_come = size[1] * self.num_nodes / size[0]
-        parts = {
-            "process": self.process,
-            "graph (mapped)" if self.process else "graph": self.graph,
-            "clusters to come": 0 if self.waiting is None else self.waiting(to_come),
-            "drawing": self.drawing,
-            "weights and optimizer": self.state,
-            "batches" if self.held > 1 else "batch": held * self.batch(*size),
-            "activations": self.step(*size),
-        }
-        return {name: size for name, size in parts.items() if size or name == "activations"}
-
-    def total(self, num_parts: int) -> float:
-        """Return the bytes in all: of training or evaluation, whichever is more."""
-        parts = self.parts(num_parts)
-        return sum(parts.values()) + max(self.evaluation - parts["activations"], 0)
-
-    def describe(self, num_parts: int) -> str:
-        """Name the parts with their sizes."""
-        parts = {**self.parts(num_parts), "evaluation in place of activations": self.evaluation}
-        return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+        waiting = 0 if self.waiting is None else self.waiting(to_come)
+        given = self.process + self.graph + waiting + self.drawing + self.state
+        return given + held * self.batch(*size) + max(self.step(*size), self.evaluation)
 
 
 def choose_num_parts(setups: Sequence[Setup]) -> int:
@@ -151,7 +134,7 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
     if least > most:
         raise ValueError(
             f"partition.num_parts=auto: {machine.describe_budget()} is too little: even clusters of two "
-            f"nodes take {format_bytes(found.total(most))} a rank: {found.describe(most)}"
+            f"nodes take {format_bytes(found.total(most))} a rank"
         )
     log.info(
         "partition.num_parts=auto: %s clusters for %s", f"{least:,}", machine.describe_budget()
@@ -166,7 +149,7 @@ def report(setup: Setup) -> None:
     num_parts, limit = setup.config.partition.num_clusters, machine_of(setup.config).budget
     found = measure(setup)
     total, whole = found.total(num_parts), found.total(1)
-    log.info("memory: about %s a rank: %s", format_bytes(total), found.describe(num_parts))
+    log.info("memory: about %s a rank", format_bytes(total))
     if total > limit:
         log.warning(
             "memory: this exceeds the %s that a rank may use: raise partition.num_parts, or set it to auto",
