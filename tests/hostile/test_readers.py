@@ -4,6 +4,7 @@ import gzip
 import io
 import lzma
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -465,7 +466,11 @@ def test_full_shared_memory_is_named(written, tmp_path):
 def test_a_current_folder_that_was_deleted(module, tmp_path):
     (tmp_path / "gone").mkdir()
     done = subprocess.run(
-        ["bash", "-c", f"rmdir ../gone; exec {sys.executable} -m parallel_epochs.{module}"],
+        [
+            "bash",
+            "-c",
+            f"rmdir ../gone; exec {shlex.quote(sys.executable)} -m parallel_epochs.{module}",
+        ],
         cwd=tmp_path / "gone",
         capture_output=True,
         text=True,

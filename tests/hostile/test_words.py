@@ -1,6 +1,7 @@
 """What other libraries would have said: each error names the file or the key, the value, and what to do."""
 
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -240,7 +241,7 @@ def test_a_run_ends_well_whose_output_cannot_be_written(redirection, tmp_path):
         [*TOY, f"cache_dir={tmp_path}/cache", f"hydra.run.dir={tmp_path}/r", redirection]
     )
     done = subprocess.run(
-        ["bash", "-c", f"exec {sys.executable} -m pipeline.train {typed}"],
+        ["bash", "-c", f"exec {shlex.quote(sys.executable)} -m pipeline.train {typed}"],
         cwd=ROOT,
         text=True,
         capture_output=True,

@@ -3,6 +3,7 @@ import inspect
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -420,7 +421,7 @@ def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
         (
             f"{hidden.parent}:{ROOT}",
             "error: hydra/launcher=slurm needs submitit: pip install "
-            f"-c {ROOT}/constraints.txt -e '{ROOT}[slurm]'",
+            f"-c {shlex.quote(f'{ROOT}/constraints.txt')} -e '{ROOT}[slurm]'",
         ),
         (str(ROOT), 'error: Could not detect "srun", are you indeed on a slurm cluster?'),
     ):

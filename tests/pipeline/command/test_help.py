@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -186,7 +187,7 @@ def test_the_help_of_a_run_fits_into_a_terminal_and_begins_with_ten_keys(
 @pytest.mark.slow
 def test_who_reads_the_first_lines_of_the_help_sees_no_error():
     done = subprocess.run(
-        f"{sys.executable} -m pipeline.train --help | head -n 1",
+        f"{shlex.quote(sys.executable)} -m pipeline.train --help | head -n 1",
         shell=True,
         cwd=ROOT,
         capture_output=True,
