@@ -149,12 +149,6 @@ class RunConfig:
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule({"parallel.name": ("single",)}, "parallel.num_ranks", (1,), "it is one process"),
-        Rule(
-            {"data.propagate": lambda num_hops: num_hops > 0},
-            "trainer.name",
-            ("gnn",),
-            "other trainers read no node features",
-        ),
         *(
             Rule({"data.device": ("cuda",)}, name, allowed, why)
             for name, allowed, why in (

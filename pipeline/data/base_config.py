@@ -67,6 +67,7 @@ class DataConfig:
         "computed once on the whole graph and standardised.",
         minimum=0,
         below=100,
+        when={"trainer.name": ("gnn",)},
     )
     degrees: bool = degrees(False)
     link_negatives: str = key(

@@ -171,10 +171,6 @@ class LinkKind(Kind):
             if is_new:
                 raise ValueError("other data have no pairs to predict: name them by pairs=FILE")
             return None
-        if asked.predictions is None and asked.output is None:
-            raise ValueError(
-                f"pairs={pairs} needs a file for its predictions. Give output=TABLE or predictions=FILE"
-            )
         return read_pairs(pairs)
 
     def find(

@@ -97,10 +97,8 @@ def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
     """Save the predictions of a checkpoint of a run.
 
     Raises:
-        ValueError: see :func:`predict_rows`; neither a file nor a table is asked for.
+        ValueError: see :func:`predict_rows`.
     """
-    if wanted.predictions is None and wanted.output is None:
-        raise ValueError("One argument is missing: predictions=FILE, or output=TABLE for a table")
     setup, predicted = predict_rows(run, wanted, whole=wanted.predictions is not None)
     save(setup.kind, predicted, wanted)
 

@@ -149,15 +149,6 @@ def test_a_graph_without_edges_is_refused(tmp_path):
             ["features=embedding", "data.propagate=1"],
             "needs features.concat=true, since the table replaces the features",
         ),
-        (
-            [
-                "trainer=node_embedding",
-                "data=edges",
-                "data.path=pyproject.toml",
-                "data.propagate=1",
-            ],
-            "data.propagate=1 needs trainer=gnn, since other trainers read no node features",
-        ),
         (["trainer=knowledge", "data=math", "data.propagate=1"], "data.propagate=1 needs"),
     ],
 )

@@ -225,10 +225,6 @@ def test_predictions_are_logits_of_pairs(trained, tmp_path):
         torch.save(content, wrong)
         with pytest.raises(ValueError, match=error):
             restore.restore(dataclasses.replace(options, pairs=str(wrong)))
-    with pytest.raises(
-        ValueError, match="needs a file for its predictions. Give output=TABLE or predictions=FILE"
-    ):
-        restore.restore(dataclasses.replace(options, predictions=None))
     for text, error in (
         ("no tensor", "holds no tensors that torch.save wrote: it is text"),
         (None, "does not exist"),
