@@ -87,12 +87,6 @@ class ParallelConfig:
         minimum=0,
         below=1024,
     )
-    check_every: int = key(
-        100,
-        "Number of steps between two checks that all ranks have the same weights.",
-        minimum=1,
-        changes_numbers=False,
-    )
     timeout: float = key(
         600.0,
         "Number of seconds without a heartbeat of a rank after which the watchdog ends the "

@@ -474,7 +474,6 @@ def build_session(
         data_hash=part.data.get("content_hash"),
         settings=settings(config),
         patience=config.train.patience,
-        check_every=config.parallel.check_every,
         allow_rescale=config.resume_allow_rescale,
         open_tracker=open_tracker,
         on_best=partial(product.write_best, part, trainer, folder),

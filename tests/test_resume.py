@@ -362,7 +362,7 @@ RANKS += [
     ("tables: weighted classes", FIVE, "killed"),
     ("tables: logits at the scores", FIVE, "stopped"),
     ("neighbor: label inputs, sampled evaluation", UNEVEN, "killed"),
-    ("table: neighbor", [*SPLIT, "parallel.check_every=1"], "killed"),
+    ("table: neighbor", SPLIT, "killed"),
     ("link: GCN autoencoder with common neighbours", SPLIT, "killed"),
     ("links of edges", [*SPLIT, "task.pairs_per_step=50"], "stopped"),
     ("graph", [*SPLIT, "loader.batch_size=9"], "killed"),

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 # A mean loss of a round so many times that of the first step, or 1 if that is larger, does not come back.
 LARGEST_GROWTH = 1e4
+# Steps between two checks that all ranks have the same weights.
+STEPS_OF_CHECK = 100
 
 
 def check_settings(folder: Path, saved: dict, settings: dict[str, Any]) -> None:
@@ -84,7 +86,6 @@ class Session:
         data_hash: of what is trained on; a checkpoint of other data is refused.
         settings: what the numbers depend on; a checkpoint of other settings is refused.
         patience: evaluations without a better validation metric before the run ends; 0 for never.
-        check_every: steps between two checks that all ranks have the same weights.
         allow_rescale: whether a checkpoint of another number of ranks may be resumed.
         open_tracker: opens what the rounds are recorded by as well, see :class:`pipeline.run.log.RunLog`.
         on_best: called by the first rank after the best evaluation so far, when its checkpoint is saved.
@@ -99,7 +100,6 @@ class Session:
         data_hash: str | None = None,
         settings: dict[str, Any] | None = None,
         patience: int = 0,
-        check_every: int = 100,
         allow_rescale: bool = False,
         open_tracker: Callable[..., Tracker] | None = None,
         on_best: Callable[[], None] = lambda: None,
@@ -109,7 +109,7 @@ class Session:
     ):
         self.folder, self.ranks = folder, ranks
         self._origin: dict[str, Any] = {"data_hash": data_hash, "settings": settings or {}}
-        self._patience, self._check_every = patience, check_every
+        self._patience = patience
         self._allow_rescale, self._open_tracker, self._on_best = (
             allow_rescale,
             open_tracker,
@@ -241,7 +241,7 @@ class Session:
             self._refuse_divergence(trainer)
             self._open_log.end_bar()
             self._trained = time.perf_counter()
-        if step.number % self._check_every == 0:
+        if step.number % STEPS_OF_CHECK == 0:
             self._assert_same_weights(trainer)
         self._stop_agreed = step.stop
         if step.stop and not step.is_last:

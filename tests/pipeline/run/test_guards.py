@@ -49,25 +49,13 @@ def seen_by(rank: int, folder: Path, what: str) -> list:
     return [line[what] for line in lines if what in line]
 
 
-@pytest.mark.parametrize(
-    "overrides, noticed",
-    [
-        pytest.param(
-            ["parallel.check_every=5", "train.eval_every=100"], 10, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ["parallel.check_every=1000", "train.eval_every=4"], 8, marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_weights_that_drift_in_training_stop_the_run(
-    overrides, noticed, configure, tmp_path, train_hurt
-):
+@pytest.mark.slow
+def test_weights_that_drift_in_training_stop_the_run(configure, tmp_path, train_hurt):
     # Rounds have four steps, and eval_every=4 epochs of two ranks are two rounds.
-    config = configure(*TWO, "train.epochs=16", *overrides)
+    config = configure(*TWO, "train.epochs=16", "train.eval_every=4")
     with pytest.raises(RankError, match="the weights of rank 1 differ from those of rank 0"):
         train_hurt(config, tmp_path / "run", partial(guard_cases.drift, 7))
-    assert seen_by(0, tmp_path / "run", "step") == list(range(1, noticed + 1))
+    assert seen_by(0, tmp_path / "run", "step") == list(range(1, 9))
     saved = checkpoint.load_last(tmp_path / "run" / "checkpoints")
     assert saved is None or saved["progress"]["step"] < 7
 
