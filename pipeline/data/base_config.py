@@ -257,6 +257,16 @@ def featureless() -> Any:
     )
 
 
+def fraction(usual: float, split: str) -> Any:
+    """Declare the key that says which part of the data is for training or for validation."""
+    return key(
+        usual,
+        f"Fraction of the labelled rows, or of the links of task=link, for {split}, where the data have no "
+        "split. What neither has is for the test.",
+        shapes_graph=True,
+    )
+
+
 def reading() -> Any:
     """Declare the key of readers that have read the same files in another way before."""
     return key(

@@ -13,6 +13,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     degrees,
     featureless,
+    fraction,
     reading,
     refuse_changes,
     refuse_without_labels,
@@ -95,10 +96,8 @@ class DigitsConfig(DataConfig):
         shapes_graph=True,
     )
     num_neighbors: int = key(8, "Number of nearest neighbours of each digit.", shapes_graph=True)
-    train_fraction: float = key(0.6, "Fraction of the digits for training.", shapes_graph=True)
-    valid_fraction: float = key(
-        0.2, "Fraction of the digits for validation. The rest is for the test.", shapes_graph=True
-    )
+    train_fraction: float = fraction(0.6, "training")
+    valid_fraction: float = fraction(0.2, "validation")
     graph_seed: int = key(0, "Seed of the split.", minimum=0, shapes_graph=True)
 
     def check(self) -> None:
@@ -287,19 +286,8 @@ class FileConfig(DataConfig):
         shapes_graph=True,
         hashed_if_given=True,
     )
-    train_fraction: float = key(
-        0.6,
-        "Fraction of the labelled nodes, or of the links, for training (with data.split).",
-        above=0,
-        shapes_graph=True,
-    )
-    valid_fraction: float = key(
-        0.2,
-        "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
-        "the test (with data.split).",
-        minimum=0,
-        shapes_graph=True,
-    )
+    train_fraction: float = fraction(0.6, "training")
+    valid_fraction: float = fraction(0.2, "validation")
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
@@ -391,15 +379,8 @@ class ManyGraphsConfig(EncodedGraphsConfig):
         "whole numbers in one column, rmse for all others.",
         shapes_graph=True,
     )
-    train_fraction: float = key(
-        0.8, "Fraction of the graphs for training (datasets without splits).", shapes_graph=True
-    )
-    valid_fraction: float = key(
-        0.1,
-        "Fraction of the graphs for validation. The rest is for the test (datasets "
-        "without splits).",
-        shapes_graph=True,
-    )
+    train_fraction: float = fraction(0.8, "training")
+    valid_fraction: float = fraction(0.1, "validation")
     graph_seed: int = key(
         0, "Seed of the split (datasets without splits).", minimum=0, shapes_graph=True
     )
@@ -518,19 +499,8 @@ class EdgesConfig(DataConfig):
     )
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     degrees: bool = degrees(True)
-    train_fraction: float = key(
-        0.5,
-        "Fraction of the labelled nodes, or of the links of task=link, for training.",
-        above=0,
-        shapes_graph=True,
-    )
-    valid_fraction: float = key(
-        0.1,
-        "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
-        "the test.",
-        minimum=0,
-        shapes_graph=True,
-    )
+    train_fraction: float = fraction(0.5, "training")
+    valid_fraction: float = fraction(0.1, "validation")
     graph_seed: int = key(0, "Seed of the split.", minimum=0, shapes_graph=True)
     reading: int = reading()
 

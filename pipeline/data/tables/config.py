@@ -18,6 +18,7 @@ from parallel_epochs.pipeline.data.base_config import (
     check_fractions,
     degrees,
     featureless,
+    fraction,
     reading,
     refuse_without_labels,
     reverse_relations,
@@ -149,20 +150,8 @@ class TablesConfig(DataConfig):
         "Column of the table of nodes that holds times, as numbers or dates (data.split=time).",
         shapes_graph=True,
     )
-    train_fraction: float = key(
-        0.6,
-        "Fraction of the labelled nodes, or of the links, for training "
-        "(data.split=random and time).",
-        above=0,
-        shapes_graph=True,
-    )
-    valid_fraction: float = key(
-        0.2,
-        "Fraction of the labelled nodes, or of the links, for validation. The rest is for "
-        "the test (data.split=random and time).",
-        minimum=0,
-        shapes_graph=True,
-    )
+    train_fraction: float = fraction(0.6, "training")
+    valid_fraction: float = fraction(0.2, "validation")
     train_until: str | None = key(
         None,
         "Last time of training, a number or a date as in the column of times. It needs "
