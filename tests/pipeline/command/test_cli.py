@@ -412,6 +412,16 @@ def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
     )
 
 
+def test_who_stops_reading_an_answer_sees_no_error():
+    code = "from parallel_epochs.pipeline.command import cli; cli.print_answer('x' * 10**6)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout.read(1) == b"x"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 @pytest.mark.slow
 def test_what_the_slurm_launcher_lacks_is_one_line(tmp_path):
     hidden = tmp_path / "hidden" / "hydra_plugins"
