@@ -36,11 +36,12 @@ def check(data: Data) -> None:
 
     Raises:
         ValueError: what is no dense tensor of numbers, edges or labels that do not fit the nodes, features that are
-            not finite, no training node; see also :func:`check_pairs` and :func:`check_triples`.
+            not finite, no training node; see also :func:`check_pairs`.
     """
     kind = data.kind
     if kind is DataKind.TRIPLES:
-        check_triples(data)
+        if not int(data.triple_ptr[1]):
+            raise ValueError("the train split is empty: there is no triple to learn from")
         return
     for key in ("x", "edge_index", "edge_attr", "y", "species", *MASKS):
         if data.get(key) is not None and not (key == "x" and data.x.is_sparse):
@@ -369,16 +370,6 @@ def check_pairs(data: Data) -> None:
                 f"{len(data[f'{part}_pairs']):,}",
                 part,
             )
-
-
-def check_triples(data: Data) -> None:
-    """Check that some triples of a knowledge graph are for training.
-
-    Raises:
-        ValueError: none is.
-    """
-    if not int(data.triple_ptr[1]):
-        raise ValueError("the train split is empty: there is no triple to learn from")
 
 
 def check_vectors(data: Data) -> None:

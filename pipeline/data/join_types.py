@@ -236,15 +236,12 @@ def refuse_untyped_edges(*, to_undirected: bool, add_self_loops: bool) -> None:
     Raises:
         ValueError: names the key.
     """
-    if to_undirected:
+    if to_undirected or add_self_loops:
+        name = "to_undirected" if to_undirected else "add_self_loops"
         raise ValueError(
-            "data.to_undirected=true adds edges without a relation, and this graph has several relations. "
-            "Leave it out: data.reverse_relations=true, the default, adds a reverse relation to each"
-        )
-    if add_self_loops:
-        raise ValueError(
-            "data.add_self_loops=true adds edges without a relation, and this graph has several. Leave it "
-            "out: the models of typed graphs have a term for the node itself"
+            f"data.{name}=true adds edges without a relation, and this graph has several relations. Leave it "
+            "out: data.reverse_relations=true, the default, adds a reverse relation to each, and the models of "
+            "typed graphs have a term for the node itself"
         )
 
 

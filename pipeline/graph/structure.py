@@ -1,7 +1,7 @@
 """Inspects a graph's edges (directed ones, self-loops, duplicates), computes their digest, and sorts them both ways."""
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -96,16 +96,6 @@ def inspect(edge_index: EdgeIndex) -> Structure:
         # Duplicates whose numbers differ by direction leave no edge without a reverse: that is undirected as well.
     return Structure(
         num_nodes, num_edges, without, int(loops.sum()), int(same.sum()), int(isolated.sum())
-    )
-
-
-def is_structure(value: object) -> bool:
-    """Tell whether a value of a store holds the fields of :class:`Structure`."""
-    names = {field.name for field in fields(Structure)}
-    return (
-        isinstance(value, dict)
-        and value.keys() == names
-        and all(type(number) is int for number in value.values())
     )
 
 

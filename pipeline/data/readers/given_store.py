@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.data.degrees import DEGREE_MOMENTS
 from parallel_epochs.pipeline.data.graph import DataKind, Graph
 from parallel_epochs.pipeline.data.join_types import check_schema
 from parallel_epochs.pipeline.graph import ranges, store
-from parallel_epochs.pipeline.graph.structure import is_structure
+from parallel_epochs.pipeline.graph.structure import Structure
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, LINK_METRICS, METRICS
 from parallel_epochs.pipeline.names import FIRST_SOURCE, MASKS, TEXT_SCORES
 from parallel_epochs.pipeline.run.errors import DamagedFile
@@ -123,7 +123,8 @@ def check_prepared(
     if all(fits.values()) and "y" in data:
         fits["y"], fits["out_channels"] = _fit_labels(data)
     if "structure" in data:
-        fits["structure"] = is_structure(data.structure) and [
+        names = Structure.__dataclass_fields__.keys()
+        fits["structure"] = data.structure.keys() == names and [
             data.structure[name] for name in ("num_nodes", "num_edges")
         ] == [data.num_nodes, data.edge_index.size(1)]
     if wrong := next((name for name, is_right in fits.items() if not is_right), None):
