@@ -13,8 +13,11 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import (
     RANKS,
     check_finite,
+    choose_thresholds,
     count_by_score,
     link_ranking,
+    score_decisions,
+    values_of_sources,
 )
 from parallel_epochs.scripts.report.labels import precision_recall, reliability, roc
 from tests.helpers import building as build
@@ -176,3 +179,28 @@ def test_links_are_ranked_as_by_counting():
     assert all(found[f"hits@{k}"] == float((counted < k).double().mean()) for k in RANKS if k <= 60)
     own = link_ranking(positive, negative.repeat(40, 1))  # each has its own, which are the same
     assert own == pytest.approx(found)
+
+
+def column(*values):
+    return torch.tensor(values, dtype=torch.float32).unsqueeze(1)
+
+
+@pytest.mark.parametrize(
+    "rule, truth, logits, expected",
+    [("cost:0.01", (1, 0), (0, 1), 1.5), ("f1", (1, 0), (2, 1), 1.5), ("f1", (1, 1), (2, 1), 0)],
+)
+def test_a_threshold_by_hand(rule, truth, logits, expected):
+    """A miss may cost less than any false alarm, a threshold lies between two logits, and one kind alone has none."""
+    assert choose_thresholds(column(*truth), column(*logits), rule).item() == expected
+
+
+def test_decisions_counts_and_ranks_at_a_bound():
+    at_threshold = score_decisions(column(1, 0), column(0, -1), torch.zeros(1))
+    assert at_threshold["recall"] == 0
+    y = column(*(row % 2 for row in range(50)))
+    both = torch.cat([y.where(torch.arange(50)[:, None] < 5, torch.nan), y], dim=1)
+    assert "precision@10" not in score_decisions(both, torch.randn(50, 2), torch.zeros(2))
+    counts = count_by_score(torch.tensor([0.0, 1, 1]), torch.tensor([0.0, 1, 2]))
+    assert counts["negative"] == [1, 0, 0] and counts["positive"] == [0, 1, 1]
+    ranks, sources = torch.tensor([1.0, 2, 4]).double(), torch.tensor([0, 0, 1])
+    assert values_of_sources("mrr@2", ranks, sources).tolist() == [1, 0]

@@ -184,7 +184,7 @@ def test_the_scores_of_pairs_are_those_of_all_candidates(tmp_path, monkeypatch):
         **walks.find_walks(links, matrix, data),
         **walks.find_walks(links, matrix, data, of_pairs=True),
     }
-    assert "walks along lives, lives back, buys" in found
+    assert "walks along lives, lives back, buys" in found and "walks along buys" not in found
     for direction in links.answered:
         pairs = torch.cartesian_prod(direction.sources, direction.candidates)
         for name, build in found.items():
@@ -590,6 +590,12 @@ def test_ease_predicts_each_target_from_the_others_by_ridge_regression(has_colum
         expected[:, target] = asked[:, others] @ solved
     walk = walks.ease(links, direction, penalty, (of_sources, of_targets) if has_columns else None)
     np.testing.assert_allclose(walk(direction.sources, direction.candidates), expected, atol=1e-5)
+    assert not walk(direction.sources, torch.tensor([99])).any()  # which has no column
+
+
+def test_nodes_without_links_are_compared_by_the_links_of_the_other():
+    walk = walks.by_degrees(walks.matrix_of(torch.tensor([[0, 1], [0, 2]]), 3))
+    assert walk.of_pairs(torch.tensor([[0, 1], [1, 1], [1, 0]])).tolist() == [6, 2, 1]
 
 
 def test_a_matrix_is_inverted_once_and_not_many_are_kept(monkeypatch):
