@@ -28,8 +28,8 @@ from parallel_epochs.pipeline.run import files, outputs
 _A_OR_NOTHING = {"graph": "a "}
 # Keys of `evaluate` and `predict` that name files to write.
 OUTPUTS = ("predictions", "output", "export")
-# Ends of the names of exported files: of a model for this package, and of programs that run without it.
-EXPORTS = (".pe", ".onnx", ".pt2")
+# Ends of the names of exported files: of a model for this package, and of programs of torch.
+EXPORTS = (".pe", ".pt2")
 # The name that programs carry inside.
 PROGRAM_MARK = "parallel_epochs"
 
@@ -476,8 +476,6 @@ def is_shared_model(header: outputs.Header) -> bool:
     """Tell by the header of a file whether it holds a model or a program that export=FILE wrote."""
     if header.kind == "files":
         return any(PROGRAM_MARK in name for name in header.names)
-    if header.kind == "bytes":  # the producer is one of the first fields of a model of ONNX
-        return PROGRAM_MARK.encode() in header.start[:64]
     return header.kind == "keys" and {"shared", "config", "state", "learned"} <= set(header.names)
 
 

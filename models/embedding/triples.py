@@ -101,8 +101,6 @@ def compare(
     """Compare every query with every entity, by a matrix product or by distances. There may be one batch dimension."""
     if comparison == "dot":
         return queries @ entities.mT
-    if torch.compiler.is_exporting():
-        return match(queries.unsqueeze(-2), entities.unsqueeze(-3), comparison)
     if comparison in ("l1", "l2"):
         # A matrix product would leave no correct digit for points that are close to each other.
         return -torch.cdist(

@@ -7,8 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.utils import segment
 
-from parallel_epochs.models.messages.reference import reduce_messages
-
 POOLS = ("none", "mean", "sum", "max")
 
 
@@ -35,8 +33,6 @@ def reduce_graphs(
     h: Float[Tensor, "num_nodes channels"], ptr: Int[Tensor, " num_graphs_plus_1"], reduce: str
 ) -> Float[Tensor, "num_graphs channels"]:
     """Reduce the rows of each graph's nodes by "mean", "sum" or "max"."""
-    if torch.compiler.is_exporting():  # ONNX has no reduction of segments
-        return reduce_messages(h, graph_of(ptr, h.size(0)), ptr.numel() - 1, reduce)
     # int64: torch_scatter, which PyG calls where it is installed, takes no other pointers.
     return segment(h, ptr.long(), reduce=reduce)
 

@@ -1030,7 +1030,7 @@ class GNNPredictConfig(GNNEvaluateConfig):
     export: str | None = key(
         None,
         "File to write the model to, without the data. NAME.pe holds it for run=FILE, which "
-        "then predicts other data. NAME.onnx and NAME.pt2 hold its network as a "
-        "program that runs without this package.",
+        "then predicts other data. NAME.pt2 holds its network as a program of torch "
+        "that runs without this package.",
         is_path=True,
     )

@@ -143,9 +143,3 @@ class AnswersConfig(EvaluateConfig):
     )
     top: int = key(10, "Number of answers to each question.", minimum=1)
     filtered: bool = key(True, "Leave out answers that are training triples.")
-    export: str | None = key(
-        None,
-        "File to write the scores to as a program, NAME.onnx or NAME.pt2, that runs without "
-        "this package.",
-        is_path=True,
-    )

@@ -3,7 +3,7 @@
 from functools import partial
 
 from parallel_epochs.pipeline.data.opened import open_whole
-from parallel_epochs.pipeline.knowledge import build, export, penalty, predictions
+from parallel_epochs.pipeline.knowledge import build, penalty, predictions
 from parallel_epochs.pipeline.knowledge.baselines import find_baselines
 from parallel_epochs.pipeline.products.base import Product
 
@@ -14,8 +14,7 @@ PRODUCT: Product = Product(
     train_parts=penalty.train_parts,
     finish=predictions.finish,
     evaluate=predictions.evaluate,
-    predict=export.predict,
-    export=export.export,
+    predict=predictions.predict,
     open_warm=predictions.OpenTriples,
     baselines=lambda part: ("mrr", find_baselines(part)),
 )

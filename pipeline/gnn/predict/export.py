@@ -1,4 +1,4 @@
-"""Exports a run: a file of its own for this package (.pe), or its network as a program of torch or of ONNX."""
+"""Exports a run: a file of its own for this package (.pe), or its network as a program of torch."""
 
 import logging
 from dataclasses import fields
@@ -22,7 +22,7 @@ from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
 from parallel_epochs.pipeline.gnn.predict import new_data
 from parallel_epochs.pipeline.gnn.predict.command import open_run, predict as save_predictions
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.programs import Program, suffix_of, write
+from parallel_epochs.pipeline.programs import Program, write
 from parallel_epochs.pipeline.run.saved import SavedRun
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -41,9 +41,6 @@ SIZES = {
     "edge_attr": {0: "edges"},
     "ptr": {0: "graphs + 1"},
     "pairs": {0: "pairs"},
-    "numbers": {0: "nodes"},
-    "categories": {0: "nodes"},
-    "prepared": {0: "nodes"},
 }
 # Name and meaning of what a network returns.
 RETURNED = {
@@ -71,7 +68,7 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
     Raises:
         ValueError: the model cannot be exported, and the message says why.
     """
-    if not suffix_of(path):
+    if path.suffix != ".pt2":
         new_data.export(run, path)
         return
     if (share := fusion.share_of(run)) == 1:
@@ -90,22 +87,18 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
         )
     checks = _part_of(given)
     inputs = {name: tensor for name, tensor in checks.items() if name in SIZES}
-    channels = setup.channels(inputs["x"].size(1))
-    columns: dict[str, Any] = {
-        "x": {name: _as_columns(own) for name, own in zip(setup.data.types.names, channels)}
-    }
-    traced = _traced(inputs)
-    output = "network_" * bool(share) + RETURNED[setup.task.kind][0]
+    output = RETURNED[setup.task.kind][0]
+    if share:
+        output = f"network_{output}"
     write(
         path,
         Program(
             _title(setup),
             network,
-            traced,
+            _traced(inputs),
             {name: SIZES[name] for name in inputs},
-            (output,),
             inputs,
-            _describe(run, setup, dataset, inputs, output, notes, columns),
+            _describe(run, setup, dataset, inputs, output, notes),
         ),
     )
     for note in notes:
@@ -188,7 +181,7 @@ def _traced(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         "ptr": torch.tensor([0, 3, nodes]),
         "pairs": torch.tensor([[0, 1], [2, 3], [1, 5]]),
     }
-    rows = {"edge_attr": edges} | dict.fromkeys(("x", "numbers", "categories", "prepared"), nodes)
+    rows = {"edge_attr": edges, "x": nodes}
     return {
         name: tensor.new_zeros(rows[name], *tensor.shape[1:]) if name in rows else found[name]
         for name, tensor in inputs.items()
@@ -202,15 +195,21 @@ def _describe(
     inputs: dict[str, Tensor],
     output: str,
     notes: list[str],
-    names: dict[str, Any],
 ) -> dict[str, Any]:
     """Describe a program, as JSON can hold it."""
-    task, learned, has_columns = (
-        setup.task,
-        new_data.learned_of_run(run, setup),
-        not setup.kind.takes_pairs,
-    )
-    columns = [task.out_channels] * has_columns
+    task, learned = setup.task, new_data.learned_of_run(run, setup)
+    columns = [] if setup.kind.takes_pairs else [task.out_channels]
+    described: dict[str, dict[str, Any]] = {
+        name: {
+            "shape": [SIZES[name].get(dim, size) for dim, size in enumerate(tensor.shape)],
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+        }
+        for name, tensor in inputs.items()
+    }
+    channels = setup.channels(inputs["x"].size(1))
+    described["x"]["columns"] = {
+        name: _as_columns(own) for name, own in zip(setup.data.types.names, channels)
+    }
     return {
         "format": 1,
         "versions": {
@@ -218,15 +217,8 @@ def _describe(
         },
         "model": {"name": setup.config.model.name, "title": _title(setup)},
         "task": {"predicts": setup.kind.unit, "labels": task.kind, "metric": task.metric},
-        "classes": labels_of(dataset, task.out_channels) if has_columns else None,
-        "inputs": {
-            name: {
-                "shape": [SIZES[name].get(dim, size) for dim, size in enumerate(tensor.shape)],
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                **{key: names[name] for key in ("columns",) if name in names},
-            }
-            for name, tensor in inputs.items()
-        },
+        "classes": labels_of(dataset, task.out_channels) if columns else None,
+        "inputs": described,
         "output": {
             "name": output,
             "shape": [setup.kind.unit, *columns],

@@ -198,8 +198,8 @@ def test_who_reads_the_first_lines_of_the_help_sees_no_error():
 
 @pytest.mark.slow
 def test_help_and_the_default_run_need_no_extra(tmp_path):
-    # torch looks for the specs of onnx, and PyG itself needs jinja2
-    missing = [name for name in extras() if not name.startswith(("onnx", "jinja2"))]
+    # PyG itself needs jinja2
+    missing = [name for name in extras() if not name.startswith("jinja2")]
     assert {
         "duckdb",
         "faiss",

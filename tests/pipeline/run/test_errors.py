@@ -26,7 +26,6 @@ NAMED = {
     "wandb",
     "mlflow",
     "ray",
-    "onnx",
     "serve",
 }
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
