@@ -6,14 +6,11 @@ PyG sorts edges when a sorted order is asked for. These functions store an order
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
 # The smallest integer that does not fit into int32.
 INT32_END = 2**31
-# The edges of each sparse tensor. They are kept as long as the tensor or its storage lives.
-_known = WeakIdKeyDictionary()
 
 
 def choose_dtype(*counts: int) -> torch.dtype:
@@ -169,52 +166,6 @@ def flip(edge_index: Int[Tensor, "2 num_edges"]) -> Tensor:
 def _count(kept: Tensor) -> Tensor:
     """Count the edges that are kept in front of each edge [num_edges + 1]."""
     return torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
-
-
-@torch.inference_mode(False)  # kept for steps that have gradients too
-def from_sparse_tensor(adj_t: SparseTensor) -> EdgeIndex:
-    """Make an ``EdgeIndex`` of a SparseTensor [num_dst, num_src], with CSC and CSR filled.
-
-    The edges are in the SparseTensor's order, which is by destination. What the SparseTensor has sorted is not sorted
-    again, and the edges are kept as long as its storage lives.
-    """
-    storage = adj_t.storage
-    if storage not in _known:
-        src, dst, perm = storage.col(), storage.row(), storage.csr2csc()
-        edge_index = from_csc(torch.stack([src, dst]), storage.rowptr(), num_src=adj_t.size(1))
-        _known[storage] = fill_csr(
-            edge_index, perm=perm, src=src[perm], dst=dst[perm], rowptr=storage.colptr()
-        )
-    return _known[storage]
-
-
-def from_torch_sparse(adj_t: Tensor) -> tuple[EdgeIndex, Tensor]:
-    """Make an ``EdgeIndex`` of a torch.sparse tensor [num_dst, num_src], coalesced COO, CSR or CSC.
-
-    The edges are in the tensor's order. They are kept as long as it lives, and are compared with it each time.
-
-    Returns:
-        The edges, and their values [num_edges, ...] with their gradient.
-    """
-    if adj_t.layout == torch.sparse_coo:
-        dst, src = adj_t.indices()
-    elif adj_t.layout == torch.sparse_csr:
-        src, dst = adj_t.col_indices(), expand(adj_t.crow_indices())
-    else:
-        src, dst = expand(adj_t.ccol_indices()), adj_t.row_indices()
-    known = _known.get(adj_t)
-    if known is None or not (
-        torch.equal(known.as_tensor()[0], src) and torch.equal(known.as_tensor()[1], dst)
-    ):
-        with torch.inference_mode(False):
-            order = "row" if adj_t.layout == torch.sparse_csc else "col"
-            known = EdgeIndex(
-                torch.stack([src, dst]),
-                sparse_size=(adj_t.size(1), adj_t.size(0)),
-                sort_order=order,
-            )
-        _known[adj_t] = known
-    return known, adj_t.values()
 
 
 def expand(ptr: Tensor) -> Tensor:

@@ -400,11 +400,6 @@ class ExplainConfig(AskConfig):
         "ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz. Default: they are printed.",
         is_path=True,
     )
-    check: bool = key(
-        False,
-        "Measure, for rows of the test, what the prediction loses without the edges that are "
-        "named, and without as many at random.",
-    )
     examples: int | None = key(
         None,
         "Explain so many right and so many wrong predictions of the test, and write them "
@@ -434,27 +429,16 @@ class ExplainConfig(AskConfig):
                 f"{other}={getattr(self, other)}: {path} predicts {'links' if takes_pairs else 'no links'}"
                 f". Give {wanted}={'A,B' if takes_pairs else 'ID'}"
             )
-        of_test = (
-            "check=true"
-            if self.check
-            else f"examples={self.examples}"
-            if self.examples is not None
-            else ""
-        )
-        if of_test and (
-            takes_pairs
-            or self.node is not None
-            or self.output is not None
-            or (self.check and self.examples is not None)
-        ):
+        of_test = self.examples is not None
+        if of_test and (takes_pairs or self.node is not None or self.output is not None):
             raise ValueError(
-                f"{of_test} takes rows of the test, of a run that predicts labels: leave out node, pair, "
-                "output and what else chooses rows"
+                f"examples={self.examples} takes rows of the test, of a run that predicts labels: leave out "
+                "node, pair and output"
             )
         if not of_test and getattr(self, wanted) is None:
             raise ValueError(
-                f"One argument is missing: {wanted}={'A,B' if takes_pairs else 'ID'}"
-                + "; or check=true or examples=3" * (not takes_pairs)
+                "One argument is missing: "
+                + ("pair=A,B" if takes_pairs else "node=ID, or examples=3")
             )
         if self.pair is not None and (
             len(self.pair.split(",")) != 2 or not all(self.pair.split(","))

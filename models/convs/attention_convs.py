@@ -8,15 +8,10 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import OptPairTensor, OptTensor, PairTensor, SparseTensor  # noqa: F401 (PyG looks for them here)
-from torch_geometric.utils import is_torch_sparse_tensor, scatter
+from torch_geometric.utils import scatter
 
 from parallel_epochs.models.convs.edge_dropout import drop_edges
-from parallel_epochs.models.convs.fused_conv import (
-    FusedConv,
-    choose_features,
-    read_edges,
-    read_nodes,
-)
+from parallel_epochs.models.convs.fused_conv import FusedConv, read_nodes
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS
 from parallel_epochs.models.edge_index import for_pyg, plain_edges
 from parallel_epochs.models.messages import update_all
@@ -37,19 +32,10 @@ class AttentionConv(MessagePassing):
 
     edge_dropout = 0.0
 
-    def _why_attention(self, edge_index, edge_attr, return_attention_weights) -> str:
+    def _why_attention(self, edge_attr) -> str:
         """Return the reason that attention layers have why PyG's own code has to run, or an empty text."""
         if self.aggr not in ("add", "sum"):
             return f"aggr={self.aggr}"
-        is_sparse = isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index)
-        if is_sparse and return_attention_weights is not None:
-            return "return_attention_weights of a sparse tensor"
-        if (
-            isinstance(edge_index, SparseTensor)
-            and self._adds_loops()
-            and self.edge_dim is not None
-        ):
-            return "self-loops with edge features in a SparseTensor"
         if edge_attr is not None and self.lin_edge is not None:
             if hasattr(
                 self.lin_edge, "_hook"
@@ -132,15 +118,14 @@ class GATConv(AttentionConv, FusedConv, pyg.GATConv):
         return_attention_weights: bool | None = None,
     ):
         """Convolve once; the arguments and results are PyG's."""
-        special = self._why_attention(edge_index, edge_attr, return_attention_weights)
-        if self._runs_pygs_own(x, special):
+        special = self._why_attention(edge_attr)
+        if self._runs_pygs_own(x, edge_index, special):
             # PyG writes its code from these lines: edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
             # propagate_type: (x: OptPairTensor, alpha: Tensor)
             return super().forward(
                 x, *self._edges_for_pyg(edge_index, edge_attr), size, return_attention_weights
             )
-        edge_index, value = read_edges(edge_index)
-        edge_attr = _as_columns(choose_features(edge_attr, value))
+        edge_attr = _as_columns(edge_attr)
         x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
         residual = None if self.res is None or x_dst is None else self.res(x_dst)
         shape = -1, self.heads, self.out_channels
@@ -182,15 +167,14 @@ class GATv2Conv(AttentionConv, FusedConv, pyg.GATv2Conv):
         return_attention_weights: bool | None = None,
     ):
         """Convolve once; the arguments and results are PyG's."""
-        special = self._why_attention(edge_index, edge_attr, return_attention_weights)
-        if self._runs_pygs_own(x, special):
+        special = self._why_attention(edge_attr)
+        if self._runs_pygs_own(x, edge_index, special):
             # PyG writes its code from these lines: edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
             # propagate_type: (x: PairTensor, alpha: Tensor)
             return super().forward(
                 x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights
             )
-        edge_index, value = read_edges(edge_index)
-        edge_attr = _as_columns(choose_features(edge_attr, value))
+        edge_attr = _as_columns(edge_attr)
         x_src, x_dst, num_dst = read_nodes(x, edge_index)
         if x_dst is None:
             raise ValueError(
@@ -233,23 +217,20 @@ class TransformerConv(AttentionConv, FusedConv, pyg.TransformerConv):
         return_attention_weights: bool | None = None,
     ):
         """Convolve once; the arguments and results are PyG's."""
-        special = self._why_attention(edge_index, edge_attr, return_attention_weights)
+        special = self._why_attention(edge_attr)
         if edge_attr is not None and self.lin_edge is None:
             special = special or "edge_attr without edge_dim"
-        if self._runs_pygs_own(x, special):
+        if self._runs_pygs_own(x, edge_index, special):
             # PyG writes its code from this line:
             # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
             return super().forward(
                 x, *self._edges_for_pyg(edge_index, edge_attr), return_attention_weights
             )
-        edge_index, value = read_edges(edge_index)
-        if self.lin_edge is not None:
-            edge_attr = choose_features(edge_attr, value)
-            if edge_attr is None:
-                raise ValueError(
-                    f"edge_attr is missing, but the layer was built with edge_dim={self.edge_dim}: pass "
-                    "edge_attr, or build the layer without edge_dim"
-                )
+        if self.lin_edge is not None and edge_attr is None:
+            raise ValueError(
+                f"edge_attr is missing, but the layer was built with edge_dim={self.edge_dim}: pass "
+                "edge_attr, or build the layer without edge_dim"
+            )
         x_src, x_dst, num_dst = read_nodes(x, edge_index)
         shape = -1, self.heads, self.out_channels
         target = self.lin_query(x_dst).view(shape)

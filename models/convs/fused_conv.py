@@ -10,7 +10,6 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from parallel_epochs.models import notice
-from parallel_epochs.models.edge_index import from_sparse_tensor, from_torch_sparse
 from parallel_epochs.models.plain import is_plain
 
 KERNELS = ("auto", "fused", "reference", "pyg")
@@ -57,17 +56,25 @@ class FusedConv(MessagePassing):
             # PyG uses the inherited code, which may have been generated for another class, without explanations.
             type(self)._orig_propagate = MessagePassing.propagate
 
-    def _runs_pygs_own(self, x: Tensor | tuple[Tensor, Tensor | None], special: str = "") -> str:
+    def _runs_pygs_own(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Tensor | SparseTensor,
+        special: str = "",
+    ) -> str:
         """Return the reason why PyG's own code has to run, or an empty text. A warning says so.
 
         Args:
             x: features of the nodes, or a pair of those of the sources and the destinations.
+            edge_index: edges, which PyG's own code takes as a sparse tensor too.
             special: the reason that is particular to a layer, if there is one.
 
         Raises:
             ValueError: there is a reason, and ``kernel="fused"``.
         """
-        reason = "kernel=pyg" if self.kernel == "pyg" else special or self._why_pygs_own(x)
+        reason = (
+            "kernel=pyg" if self.kernel == "pyg" else special or self._why_pygs_own(x, edge_index)
+        )
         if reason and self.kernel == "fused":
             raise ValueError(
                 f"kernel=fused cannot run: {reason}. Use kernel=auto to run PyG's own code."
@@ -78,7 +85,11 @@ class FusedConv(MessagePassing):
             self.pygs_reason = reason
         return reason
 
-    def _why_pygs_own(self, x: Tensor | tuple[Tensor, Tensor | None]) -> str:
+    def _why_pygs_own(
+        self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Tensor | SparseTensor
+    ) -> str:
+        if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
+            return "a sparse tensor of edges"
         if self.flow != "source_to_target":
             return f"flow={self.flow}"
         if (x if isinstance(x, Tensor) else x[0]).dim() != 2 or self.node_dim not in (-2, 0):
@@ -135,24 +146,6 @@ def _is_made_by_pyg(walk) -> bool:
     return walk in (MessagePassing.propagate, MessagePassing.edge_updater) or getattr(
         walk, "__module__", ""
     ).endswith(("_propagate", "_edge_updater"))
-
-
-def read_edges(edge_index: Tensor | SparseTensor) -> tuple[Tensor, Tensor | None]:
-    """Return edges as a tensor [2, num_edges] or an ``EdgeIndex``, and the values of a sparse tensor or none.
-
-    Args:
-        edge_index: such edges, or a SparseTensor or torch.sparse tensor [num_dst, num_src].
-    """
-    if isinstance(edge_index, SparseTensor):
-        return from_sparse_tensor(edge_index), edge_index.storage.value()
-    if is_torch_sparse_tensor(edge_index):
-        return from_torch_sparse(edge_index)
-    return edge_index, None
-
-
-def choose_features(edge_attr: Tensor | None, value: Tensor | None) -> Tensor | None:
-    """Return edge features: without any, the values of a sparse tensor if they have columns, as PyG has it."""
-    return value if edge_attr is None and value is not None and value.dim() > 1 else edge_attr
 
 
 def read_nodes(

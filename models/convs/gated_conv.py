@@ -10,12 +10,7 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 )
 
 from parallel_epochs.models.aggregate import check_rows
-from parallel_epochs.models.convs.fused_conv import (
-    FusedConv,
-    choose_features,
-    read_edges,
-    read_nodes,
-)
+from parallel_epochs.models.convs.fused_conv import FusedConv, read_nodes
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
 from parallel_epochs.models.edge_index import for_pyg, plain_edges
 from parallel_epochs.models.kernels.choose import Fused
@@ -43,12 +38,10 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         self, x: Tensor | PairTensor, edge_index: Adj, edge_attr: OptTensor = None
     ) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        edges, value = read_edges(edge_index)
-        features = choose_features(edge_attr, value)
-        if self._runs_pygs_own(x, self._why_special(features)):
+        if self._runs_pygs_own(x, edge_index, self._why_special(edge_attr)):
             # PyG writes the code of propagate from this: propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: OptTensor)  # noqa: E501
             return super().forward(x, for_pyg(edge_index), edge_attr)
-        x_src, x_dst, num_dst = read_nodes(x, edges)
+        x_src, x_dst, num_dst = read_nodes(x, edge_index)
         (key, *of_key), (query, *of_query), (value, *of_value) = (
             self._project(lin, nodes)
             for lin, nodes in (
@@ -58,10 +51,10 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
             )
         )
         weights = None, None
-        if features is not None:
-            check_rows(edges, features)
+        if edge_attr is not None:
+            check_rows(edge_index, edge_attr)
             weights = of_key[0] + of_query[0], of_value[0]
-        out = self._sum(edges, key, query, value, features, *weights, num_dst=num_dst)
+        out = self._sum(edge_index, key, query, value, edge_attr, *weights, num_dst=num_dst)
         if self.root_weight:
             out = out + self.lin_skip(x_dst)
         return out if self.bias is None else out + self.bias

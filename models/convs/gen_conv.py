@@ -12,12 +12,7 @@ from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, check_rows
 from parallel_epochs.models.aggregate.reduce import reduce
 from parallel_epochs.models.aggregate.relation_table import encode_edges, look_up
 from parallel_epochs.models.convs.activation import norm_relu_dropout
-from parallel_epochs.models.convs.fused_conv import (
-    FusedConv,
-    choose_features,
-    read_edges,
-    read_nodes,
-)
+from parallel_epochs.models.convs.fused_conv import FusedConv, read_nodes
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.plain import has_hooks, is_plain
 
@@ -37,7 +32,8 @@ class GENConv(FusedConv, pyg.GENConv):
     It takes the arguments of :class:`torch_geometric.nn.GENConv` and has more aggregations, see
     :func:`models.aggregate.aggregate`. PyG's own code runs, and one warning says so, where only that can do what is
     asked: other aggregations and `aggr_kwargs`, ``flow="target_to_source"``, `x` of three dimensions,
-    `decomposed_layers`, an explainer's mask, hooks on the steps of message passing, subclasses that override a step.
+    `decomposed_layers`, sparse tensors of edges, an explainer's mask, hooks on the steps of message passing, subclasses
+    that override a step.
     In PyG "power" is another name of "powermean". Here it is DeepGCN's power mean, which clamps to other bounds.
     Mathematics: "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
@@ -100,7 +96,7 @@ class GENConv(FusedConv, pyg.GENConv):
         Args:
             x: [num_nodes, in_channels], or a pair (source, destination) for a bipartite graph.
             edge_index: [2, num_edges], an ``EdgeIndex``, or a SparseTensor or torch.sparse tensor [num_dst, num_src].
-            edge_attr: [num_edges, edge_dim] or none, which for a sparse tensor means its values if they have columns.
+            edge_attr: [num_edges, edge_dim] or none, which for a sparse tensor means its values.
             size: (num_src, num_dst) of a bipartite graph.
             edge_encoder: weight [out_channels, edge_dim] and bias [out_channels] or none to use in place of
                 ``lin_edge``.
@@ -115,11 +111,9 @@ class GENConv(FusedConv, pyg.GENConv):
             ValueError: sizes that do not match, or ``kernel="fused"`` where PyG's own code has to run.
             IndexError: an edge has an end that is not in the graph, or a relation that is not in `edge_table`.
         """
-        if self._runs_pygs_own(x, self._why_special()):
+        if self._runs_pygs_own(x, edge_index, self._why_special()):
             return self._run_pygs_own(x, edge_index, edge_attr, size, edge_encoder, edge_table)
 
-        edge_index, value = read_edges(edge_index)
-        edge_attr = choose_features(edge_attr, value)
         x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
         if hasattr(self, "lin_src"):
             x_src = self.lin_src(x_src)

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from parallel_epochs.models.convs.expanded_edges import RelationPairs, Relations
 from parallel_epochs.models.convs.typed_linear import NodeTypes, TypedLinear
-from parallel_epochs.models.kernels import head_products
 from parallel_epochs.models.messages.attention import attention
 
 
@@ -82,10 +81,8 @@ class HGTConv(torch.nn.Module):
         """
         key, query, value = self.kqv_lin(x, types).chunk(3, dim=1)
         by_head, pairs = (-1, self.heads, query.size(1) // self.heads), relations.sources
-        keys = multiply_pairs(
-            pairs, key, self.k_rel * self.p_rel[:, :, None, None], self.kernel
-        ).view(by_head)
-        values = multiply_pairs(pairs, value, self.v_rel, self.kernel).view(by_head)
+        keys = multiply_pairs(pairs, key, self.k_rel * self.p_rel[:, :, None, None]).view(by_head)
+        values = multiply_pairs(pairs, value, self.v_rel).view(by_head)
         queries = query.contiguous().view(by_head)
         del key, query, value  # views of a tensor that is large for a whole graph
         out = attention(
@@ -104,12 +101,15 @@ def multiply_pairs(
     pairs: RelationPairs,
     x: Float[Tensor, "num_nodes channels"],
     matrices: Float[Tensor, "relations heads width width"],
-    kernel: str,
 ) -> Float[Tensor, "num_pairs channels"]:
     """Multiply the heads of each pair's node by their matrices of the pair's relation."""
-    if pairs.node is None and kernel != "reference" and head_products.can_multiply(x, matrices):
-        return head_products.multiply_heads(x, matrices)
-    return pairs.multiply(x, join_heads(matrices))
+    if pairs.node is not None:
+        return pairs.multiply(x, join_heads(matrices))
+    num_relations, heads, width, _ = matrices.shape
+    side_by_side = matrices.permute(1, 2, 0, 3).reshape(heads, width, -1)
+    products = torch.bmm(x.view(x.size(0), heads, width).transpose(0, 1), side_by_side)
+    by_pair = products.view(heads, x.size(0), num_relations, width).permute(1, 2, 0, 3)
+    return by_pair.reshape(x.size(0) * num_relations, heads * width)
 
 
 def join_heads(

@@ -10,7 +10,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.typing import Adj, OptTensor  # noqa: F401 (PyG looks for them here)
 
 from parallel_epochs.models.convs.expanded_edges import Relations, convolve
-from parallel_epochs.models.convs.fused_conv import FusedConv, read_edges
+from parallel_epochs.models.convs.fused_conv import FusedConv
 from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
 from parallel_epochs.models.edge_index import for_pyg, plain_edges
 from parallel_epochs.models.kernels import sorting
@@ -37,11 +37,8 @@ class RGCNConv(FusedConv, pyg.RGCNConv):
         if x_src is None:
             x_src = torch.arange(self.in_channels_l, device=self.weight.device)
         x_dst = x_src if x_dst is None else x_dst
-        edges, value = read_edges(edge_index)
-        edge_type = value if edge_type is None else edge_type
-        if self._runs_pygs_own(
-            x_src if x_src.dim() == 2 else x_src.unsqueeze(1), self._why_special(x_dst, edge_type)
-        ):
+        nodes = x_src if x_src.dim() == 2 else x_src.unsqueeze(1)
+        if self._runs_pygs_own(nodes, edge_index, self._why_special(x_dst, edge_type)):
             # PyG writes the code of propagate from this: propagate_type: (x: Tensor, edge_type_ptr: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_type)
         weight = self.weight
@@ -54,13 +51,13 @@ class RGCNConv(FusedConv, pyg.RGCNConv):
             and not is_transformed()
         ):
             relations = expand_relations(
-                edges, edge_type, self.num_relations, x_src.size(0), x_dst.size(0)
+                edge_index, edge_type, self.num_relations, x_src.size(0), x_dst.size(0)
             )
             out = convolve(x_src, weight, relations, kernel=self.kernel)
         else:
             out = torch.zeros((), dtype=weight.dtype, device=weight.device)
             for of_relation, part in zip(
-                weight, split_relations(edges, edge_type, self.num_relations), strict=True
+                weight, split_relations(edge_index, edge_type, self.num_relations), strict=True
             ):
                 out = out + self._convolve(x_src, part, of_relation, x_dst.size(0))
         if self.root is not None:

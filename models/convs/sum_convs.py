@@ -13,12 +13,7 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 )
 
 from parallel_epochs.models.aggregate import aggregate, check_rows
-from parallel_epochs.models.convs.fused_conv import (
-    FusedConv,
-    choose_features,
-    read_edges,
-    read_nodes,
-)
+from parallel_epochs.models.convs.fused_conv import FusedConv, read_nodes
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.messages import update_all
 from parallel_epochs.models.plain import is_plain
@@ -36,54 +31,41 @@ class GCNConv(FusedConv, pyg.GCNConv):
     """
 
     _cached_edge_index: tuple[Tensor, Tensor] | None
-    _cached_adj_t: SparseTensor | None
 
     def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
         """Convolve once.
 
         Args:
             x: [num_nodes, in_channels]
-            edge_index: [2, num_edges], an ``EdgeIndex``, or a SparseTensor or torch.sparse tensor, whose values are
-                the weights.
+            edge_index: [2, num_edges], an ``EdgeIndex``, or a sparse tensor, whose values are the weights.
             edge_weight: [num_edges] or none.
 
         Returns:
             [num_nodes, out_channels]
         """
         if isinstance(x, (tuple, list)) or self._runs_pygs_own(
-            x, "" if self.aggr == "add" else f"aggr={self.aggr}"
+            x, edge_index, "" if self.aggr == "add" else f"aggr={self.aggr}"
         ):
             # PyG writes the code of propagate from this: propagate_type: (x: Tensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight)
         is_normalized = not self.normalize
         if self.normalize and self.cached:
-            edge_index, edge_weight = self._normalize_once(x, for_pyg(edge_index), edge_weight)
+            # PyG normalizes the edges of the first call, and they are kept where its code looks for them.
+            if self._cached_edge_index is None:
+                options = x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
+                self._cached_edge_index = gcn_norm(for_pyg(edge_index), edge_weight, *options)
+            edge_index, edge_weight = self._cached_edge_index
             is_normalized = True
-        edges, value = read_edges(edge_index)
-        weight = edge_weight if edges is edge_index else value
         h = self.lin(x)
-        num_nodes = read_nodes(h, edges)[2]
+        num_nodes = read_nodes(h, edge_index)[2]
         if is_normalized:
-            out = _reduce(self, h, edges, weight, num_nodes)
+            out = _reduce(self, h, edge_index, edge_weight, num_nodes)
         else:
-            out = self._sum_normalized(h, edge_index, edges, weight, x.dtype)
+            out = self._sum_normalized(h, edge_index, edge_weight, x.dtype)
         return out if self.bias is None else out + self.bias
 
-    def _normalize_once(
-        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor
-    ) -> tuple[Adj, OptTensor]:
-        """Let PyG normalize the edges of the first call, and keep them where PyG's code looks for them."""
-        options = edge_weight, x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
-        if isinstance(edge_index, SparseTensor):
-            if self._cached_adj_t is None:
-                self._cached_adj_t = gcn_norm(edge_index, *options)
-            return self._cached_adj_t, None
-        if self._cached_edge_index is None:
-            self._cached_edge_index = gcn_norm(edge_index, *options)
-        return self._cached_edge_index
-
     def _sum_normalized(
-        self, h: Tensor, edge_index: Adj, edges: Tensor, weight: OptTensor, dtype: torch.dtype
+        self, h: Tensor, edges: Tensor, weight: OptTensor, dtype: torch.dtype
     ) -> Tensor:
         num_nodes = h.size(0)
         graph = find_degrees(edges, num_nodes)
@@ -102,13 +84,7 @@ class GCNConv(FusedConv, pyg.GCNConv):
                 num_dst=num_nodes,
                 kernel=self.kernel,
             )
-        loops = self._weigh_loops(
-            graph,
-            weight,
-            num_nodes,
-            is_list=edges is edge_index,
-            replaces=isinstance(edge_index, SparseTensor),
-        )
+        loops = self._weigh_loops(graph, weight, num_nodes)
         degree = degree + loops
         scale = degree.masked_fill(degree == 0, torch.inf).pow(-0.5).to(dtype).unsqueeze(1)
         h = (h * scale).to(h.dtype)
@@ -117,23 +93,16 @@ class GCNConv(FusedConv, pyg.GCNConv):
             loops = loops.to(dtype).unsqueeze(1)
         return (out + loops * h) * scale
 
-    def _weigh_loops(
-        self, graph: Degrees, weight: OptTensor, num_nodes: int, *, is_list: bool, replaces: bool
-    ) -> Tensor | float:
+    def _weigh_loops(self, graph: Degrees, weight: OptTensor, num_nodes: int) -> Tensor | float:
         """Return the weight of each node's self-loop [num_nodes] beyond that of its loops among the edges.
 
-        As in PyG, a weighted edge list keeps the weight of a loop that it has, the values of a SparseTensor's diagonal
-        are replaced, and a torch.sparse tensor gets loops in addition to its own.
+        As in PyG, weighted edges keep the weight of a loop that they have.
         """
         if not self.add_self_loops:
             return 0.0
         # PyG reads `improved` only where there are weights.
-        fill = 2.0 if self.improved and not (is_list and weight is None) else 1.0
-        if (
-            not (is_list or replaces)
-            or not torch.compiler.is_exporting()
-            and not graph.loops.numel()
-        ):
+        fill = 2.0 if self.improved and weight is not None else 1.0
+        if not torch.compiler.is_exporting() and not graph.loops.numel():
             return fill
         node = torch.as_tensor(graph.edge_index[0]).index_select(0, graph.loops)
         own = (
@@ -142,7 +111,7 @@ class GCNConv(FusedConv, pyg.GCNConv):
             else weight.index_select(0, graph.loops)
         )
         kept = own.new_full((num_nodes,), fill)
-        if is_list and weight is not None:
+        if weight is not None:
             kept = kept.index_put((node.long(),), own)
         return kept.index_add(0, node, -own)
 
@@ -155,14 +124,13 @@ class SAGEConv(FusedConv, pyg.SAGEConv):
 
     def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        if self._runs_pygs_own(x, why_aggr(self)):
+        if self._runs_pygs_own(x, edge_index, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor)
             return super().forward(x, for_pyg(edge_index), size)
-        edges, weight = _read_unweighted(edge_index)
-        x_src, x_dst, num_dst = read_nodes(x, edges, size)
+        x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
         if self.project:
             x_src = self.lin(x_src).relu()
-        out = self.lin_l(_reduce(self, x_src, edges, weight, num_dst))
+        out = self.lin_l(_reduce(self, x_src, edge_index, None, num_dst))
         if self.root_weight and x_dst is not None:
             out = out + self.lin_r(x_dst)
         return torch.nn.functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
@@ -182,14 +150,11 @@ class GraphConv(FusedConv, pyg.GraphConv):
         size: Size = None,
     ) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        if self._runs_pygs_own(x, why_aggr(self)):
+        if self._runs_pygs_own(x, edge_index, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight, size)
-        edges, value = read_edges(edge_index)
-        x_src, x_dst, num_dst = read_nodes(x, edges, size)
-        out = self.lin_rel(
-            _reduce(self, x_src, edges, edge_weight if edges is edge_index else value, num_dst)
-        )
+        x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
+        out = self.lin_rel(_reduce(self, x_src, edge_index, edge_weight, num_dst))
         return out if x_dst is None else out + self.lin_root(x_dst)
 
 
@@ -201,12 +166,11 @@ class GINConv(FusedConv, pyg.GINConv):
 
     def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        if self._runs_pygs_own(x, why_aggr(self)):
+        if self._runs_pygs_own(x, edge_index, why_aggr(self)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor)
             return super().forward(x, for_pyg(edge_index), size)
-        edges, weight = _read_unweighted(edge_index)
-        x_src, x_dst, num_dst = read_nodes(x, edges, size)
-        out = _reduce(self, x_src, edges, weight, num_dst)
+        x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
+        out = _reduce(self, x_src, edge_index, None, num_dst)
         return self.nn(out if x_dst is None else out + (1 + self.eps) * x_dst)
 
 
@@ -224,15 +188,12 @@ class GINEConv(FusedConv, pyg.GINEConv):
         size: Size = None,
     ) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        edges, value = read_edges(edge_index)
-        features = choose_features(edge_attr, value)
-        if self._runs_pygs_own(
-            x, self._why_special(x if isinstance(x, Tensor) else x[0], features)
-        ):
+        features, own = edge_attr, x if isinstance(x, Tensor) else x[0]
+        if self._runs_pygs_own(x, edge_index, self._why_special(own, features)):
             # PyG writes the code of propagate from this: propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_attr, size)
-        check_rows(edges, features)  # PyG repeats a single row
-        x_src, x_dst, num_dst = read_nodes(x, edges, size)
+        check_rows(edge_index, features)  # PyG repeats a single row
+        x_src, x_dst, num_dst = read_nodes(x, edge_index, size)
         weight = bias = None
         if self.lin is not None and is_plain(self.lin, pyg.Linear):
             weight, bias = self.lin.weight, self.lin.bias
@@ -240,7 +201,7 @@ class GINEConv(FusedConv, pyg.GINEConv):
             features = self.lin(features)
         out = aggregate(
             x_src,
-            edges,
+            edge_index,
             features,
             weight,
             bias,
@@ -264,12 +225,6 @@ class GINEConv(FusedConv, pyg.GINEConv):
 def why_aggr(conv: pyg.MessagePassing) -> str:
     """Return the reason why PyG's own code has to reduce the messages, or an empty text."""
     return "" if isinstance(conv.aggr, str) and conv.aggr in REDUCTIONS else f"aggr={conv.aggr}"
-
-
-def _read_unweighted(edge_index: Adj) -> tuple[Tensor, OptTensor]:
-    """Return edges, and the values by which layers without weights multiply: those of a torch.sparse tensor only."""
-    edges, value = read_edges(edge_index)
-    return edges, None if isinstance(edge_index, SparseTensor) else value
 
 
 def _reduce(

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from parallel_epochs.models.kernels.native import NativeLibrary
 
@@ -34,9 +35,25 @@ def modulus_distances(
     fits = queries.dtype == entities.dtype == torch.float32 and not queries.is_cuda
     if native and fits and LIBRARY.get() is not None:
         return _NativeDistances.apply(queries.contiguous(), entities.contiguous())
+    size = max(1, (GPU_BLOCK if queries.is_cuda else BLOCK) // max(entities[0].numel() // 2, 1))
     return torch.stack(
-        [_DistancesInBlocks.apply(q, e) for q, e in zip(queries, entities, strict=True)]
+        [
+            torch.cat([checkpoint(_add_up, part, e, use_reentrant=False) for part in q.split(size)])
+            for q, e in zip(queries, entities, strict=True)
+        ]
     )
+
+
+def modulus(rows: Float[Tensor, "*batch dim"], parts: int) -> Float[Tensor, "*batch numbers"]:
+    """Compute the moduli of numbers that have `parts` real numbers each [..., dim / parts]."""
+    if parts == 1:
+        return rows.abs()
+    return torch.stack(rows.chunk(parts, -1)).square().sum(0).clamp(min=TINY).sqrt()
+
+
+def _add_up(queries: Tensor, entities: Tensor) -> Tensor:
+    """Sum the moduli of the differences of some rows, which backward computes again."""
+    return modulus(queries.unsqueeze(1) - entities, 2).sum(-1)
 
 
 def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
@@ -71,46 +88,3 @@ class _NativeDistances(torch.autograd.Function):
             *_pointers(queries, entities, grad, *found), *_sizes(queries, entities)
         )
         return found
-
-
-class _DistancesInBlocks(torch.autograd.Function):
-    """Computes the sums of one batch [n, m] in torch, a block at a time."""
-
-    @staticmethod
-    def forward(ctx, queries: Tensor, entities: Tensor) -> Tensor:
-        ctx.save_for_backward(queries, entities)
-        real, imaginary = entities.chunk(2, 1)
-        return torch.cat(
-            [_differences(q, real, imaginary)[2].sum(-1) for q in _blocks(queries, entities)]
-        )
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
-        queries, entities = ctx.saved_tensors
-        real, imaginary = entities.chunk(2, 1)
-        to_queries, to_entities = [], torch.zeros_like(entities)
-        for q, g in zip(_blocks(queries, entities), _blocks(grad, entities), strict=True):
-            by_real, by_imaginary, size = _differences(q, real, imaginary)
-            scale = g.unsqueeze(-1) / size
-            by_real, by_imaginary = by_real.mul_(scale), by_imaginary.mul_(scale)
-            to_queries.append(torch.cat([by_real.sum(1), by_imaginary.sum(1)], dim=1))
-            to_entities -= torch.cat([by_real.sum(0), by_imaginary.sum(0)], dim=1)
-        return torch.cat(to_queries), to_entities
-
-
-def _blocks(rows: Tensor, entities: Tensor) -> tuple[Tensor, ...]:
-    return rows.split(
-        max(1, (GPU_BLOCK if rows.is_cuda else BLOCK) // max(entities.numel() // 2, 1))
-    )
-
-
-def _differences(queries: Tensor, real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute real part, imaginary part and modulus of every difference, each [n, m, dim / 2]."""
-    by_real, by_imaginary = (
-        q.unsqueeze(1) - e for q, e in zip(queries.chunk(2, 1), (real, imaginary), strict=True)
-    )
-    return (
-        by_real,
-        by_imaginary,
-        torch.addcmul(by_real * by_real, by_imaginary, by_imaginary).clamp_(min=TINY).sqrt_(),
-    )

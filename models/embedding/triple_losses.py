@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from parallel_epochs.models.embedding.triples import modulus
+from parallel_epochs.models.embedding.distances import modulus
 
 
 def negative_sampling(

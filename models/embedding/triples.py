@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from parallel_epochs.models.embedding.distances import TINY, modulus_distances
+from parallel_epochs.models.embedding.distances import modulus, modulus_distances
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,6 @@ def compare(
     if queries.dim() == 2:
         return -modulus_distances(queries.unsqueeze(0), entities.unsqueeze(0))[0]
     return -modulus_distances(queries, entities)
-
-
-def modulus(rows: Float[Tensor, "*batch dim"], parts: int) -> Float[Tensor, "*batch numbers"]:
-    """Compute the moduli of numbers that have `parts` real numbers each [..., dim / parts]."""
-    if parts == 1:
-        return rows.abs()
-    return torch.stack(rows.chunk(parts, -1)).square().sum(0).clamp(min=TINY).sqrt()
 
 
 def _complex_product(a: Tensor, b: Tensor) -> Tensor:

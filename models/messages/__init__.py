@@ -1,12 +1,10 @@
 """Message passing with DGL's built-in functions: messages of edges, their reduction at the destinations, softmax.
 
-Each operator is a plain function of tensors. `edge_index` is [2, num_edges] of int32 or int64 or an ``EdgeIndex``, or a
-SparseTensor or torch.sparse tensor [num_dst, num_src], whose values are not read. Sorted edges are kept and used again
-as :func:`models.structure.find_structure` says.
+Each operator is a plain function of tensors. `edge_index` is [2, num_edges] of int32 or int64 or an ``EdgeIndex``.
+Sorted edges are kept and used again as :func:`models.structure.find_structure` says.
 """
 
 from torch import Tensor
-from torch_geometric.typing import SparseTensor
 
 from parallel_epochs.models.kernels.choose import KERNELS
 from parallel_epochs.models.messages import fused, reference
@@ -22,7 +20,7 @@ __all__ = ["KERNELS", "MESSAGES", "REDUCTIONS", "apply_edges", "edge_softmax", "
 
 
 def update_all(
-    edge_index: Tensor | SparseTensor,
+    edge_index: Tensor,
     message: str,
     reduce: str,
     *,
@@ -75,7 +73,7 @@ def update_all(
 
 
 def apply_edges(
-    edge_index: Tensor | SparseTensor,
+    edge_index: Tensor,
     message: str,
     *,
     u: Tensor | None = None,
@@ -100,7 +98,7 @@ def apply_edges(
 
 
 def edge_softmax(
-    edge_index: Tensor | SparseTensor,
+    edge_index: Tensor,
     scores: Tensor,
     num_dst: int | None = None,
     *,

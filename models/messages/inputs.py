@@ -6,10 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.typing import SparseTensor
-from torch_geometric.utils import is_torch_sparse_tensor
 
-from parallel_epochs.models.edge_index import check_edges, from_sparse_tensor, from_torch_sparse
+from parallel_epochs.models.edge_index import check_edges
 from parallel_epochs.models.messages.operations import OPERATIONS
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
@@ -83,7 +81,8 @@ def read_call(
             f"and e and an op of {', '.join(OPERATIONS)}, such as u_mul_e"
         )
     parsed = MESSAGES[message]
-    edge_index, sizes = _read_edges(edge_index)
+    check_edges(edge_index)
+    sizes = edge_index.sparse_size() if isinstance(edge_index, EdgeIndex) else (None, None)
     operands = {}
     for name, operand in (("u", u), ("v", v), ("e", e)):
         if name in parsed.names:
@@ -123,19 +122,6 @@ def align(operand: Tensor, num_dims: int) -> Tensor:
     """Give the rows of an operand [num_rows, *trailing] `num_dims` dimensions, as broadcasting does: 1s in front."""
     trailing = operand.shape[1:]
     return operand.reshape(operand.size(0), *(1,) * (num_dims - len(trailing)), *trailing)
-
-
-def _read_edges(edge_index) -> tuple[Tensor, tuple[int | None, int | None]]:
-    """Return edges as [2, num_edges], and the numbers of source and destination nodes that they know."""
-    if isinstance(edge_index, SparseTensor):
-        return from_sparse_tensor(edge_index), (edge_index.size(1), edge_index.size(0))
-    if is_torch_sparse_tensor(edge_index):
-        return from_torch_sparse(edge_index)[0], (edge_index.size(1), edge_index.size(0))
-    check_edges(edge_index)
-    return edge_index, edge_index.sparse_size() if isinstance(edge_index, EdgeIndex) else (
-        None,
-        None,
-    )
 
 
 def _check_operand(name: str, operand: Tensor | None, message: str, edge_index: Tensor) -> Tensor:

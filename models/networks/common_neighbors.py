@@ -35,10 +35,6 @@ class CommonNeighbors:
         """
         return segment(1 / self.degree.float(), self.ptr, reduce="sum")
 
-    def adamic_adar(self) -> Float[Tensor, " num_pairs"]:
-        """Compute the index of Adamic and Adar (2003): the sum of 1 / log(degree) over each pair's common neighbours."""
-        return segment(1 / self.degree.clamp(min=2).float().log(), self.ptr, reduce="sum")
-
 
 @dataclass(frozen=True)
 class Neighborhoods:

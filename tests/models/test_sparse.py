@@ -5,7 +5,6 @@ import torch
 from torch_geometric import EdgeIndex, nn as pyg
 
 from parallel_epochs.models import GENConv
-from parallel_epochs.models.edge_index import from_sparse_tensor
 from parallel_epochs.pipeline.data.cache import load
 from tests.helpers.running import TOY
 
@@ -22,7 +21,7 @@ def test_genconv_takes_a_sparse_tensor(configure, tmp_path, options, square):
     data = load(configure(*TOY).data, tmp_path)
     src, dst = data.edge_index.as_tensor().long()
     theirs = pyg.GENConv(data.x.size(1), 6, edge_dim=8, norm="layer", **options)
-    ours = GENConv(data.x.size(1), 6, edge_dim=8, norm="layer", **options, kernel="fused")
+    ours = GENConv(data.x.size(1), 6, edge_dim=8, norm="layer", **options)
     ours.load_state_dict(theirs.state_dict())
     results = []
     num_dst = data.num_nodes if square else int(dst.max()) + 7
@@ -55,29 +54,6 @@ def test_genconv_takes_a_sparse_tensor(configure, tmp_path, options, square):
         assert error <= 1e-4 * expected.norm() + 1e-5, (
             f"{name}: {error:.1e} of {expected.norm():.1e}"
         )
-
-
-def test_what_a_sparse_tensor_has_sorted_is_not_sorted_again(monkeypatch):
-    from torch_sparse import SparseTensor
-
-    index = torch.stack([torch.randint(30, (200,)), torch.randint(20, (200,))])
-    adj_t = SparseTensor(row=index[1], col=index[0], sparse_sizes=(20, 30))
-    adj_t.storage.csr2csc()
-    for name in ("sort", "argsort"):
-        monkeypatch.setattr(torch, name, None)
-        monkeypatch.setattr(torch.Tensor, name, None)
-    edges = from_sparse_tensor(adj_t)
-    assert edges is from_sparse_tensor(adj_t)
-    (rowptr, dst), perm = edges.get_csr()
-    (indptr, src), none = edges.get_csc()
-    assert none is None and torch.equal(edges.as_tensor()[:, perm], torch.stack([_of(rowptr), dst]))
-    assert torch.equal(edges.as_tensor(), torch.stack([src, _of(indptr)]))
-    edges.validate()
-
-
-def _of(ptr: torch.Tensor) -> torch.Tensor:
-    """The row of each entry."""
-    return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
 
 
 @pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")

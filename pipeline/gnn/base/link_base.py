@@ -24,7 +24,6 @@ from parallel_epochs.pipeline.gnn.base.walks import (
     matrix_of,
     seconds_of_ease,
 )
-from parallel_epochs.pipeline.gnn.predict.pair_scores import PAIR_SCORES
 from parallel_epochs.pipeline.gnn.predict.ranking import (
     NUMBERS,
     Direction,
@@ -41,7 +40,7 @@ from parallel_epochs.pipeline.metrics import (
     values_of_pairs,
     values_of_sources,
 )
-from parallel_epochs.pipeline.names import PAIRS, SPLITS, ranks_at
+from parallel_epochs.pipeline.names import SPLITS, ranks_at
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -250,7 +249,10 @@ def fit_link_base(data: Data, task: LinkTask, seconds: float) -> Base:
         "units": units,
     }
     own = Base("sum" if is_sum else "walk", title, None, {}, False, 0.0, fitted)
-    scores = {split: score_simple(own, data, task, split) for split in SPLITS[1:]}
+    scores = {
+        split: score_by(scorer_of(own, data, task, of_test=split == "test"), task, split)
+        for split in SPLITS[1:]
+    }
     return replace(own, scores={"train": math.nan, **scores}, seconds=time.perf_counter() - began)
 
 
@@ -297,11 +299,10 @@ def scorer_of(base: Base, data: Data, task: LinkTask, *, of_test: bool) -> Sum:
     )
 
 
-def score_simple(base: Base, data: Data, task: LinkTask, split: str) -> float:
+def score_by(score: Sum, task: LinkTask, split: str) -> float:
     """Compute the metric of a simple method on validation or test, NaN without pairs."""
     if not task.is_defined(split):
         return math.nan
-    score = scorer_of(base, data, task, of_test=split == "test")
     if task.links is not None:
         return score_split(task.links, score, task.metric, split)
     pairs, negatives = (
@@ -364,43 +365,15 @@ def _title(names: Sequence[str], weights: Sequence[float]) -> str:
     return f"a sum of {len(found)} methods ({shown}{', ...' * (len(found) > NUM_NAMED)})"
 
 
-def of_links(data: Data, task: LinkTask) -> Iterator[Baseline]:
-    """Score pairs by their common neighbours and by spectral vectors."""
-    alike = []
-    for name, scorer in PAIR_SCORES.items():
-        began = time.perf_counter()
-        score = scorer(data)
-        found = {key: score(task.pairs_of(key)) for key in PAIRS}
-        scores = task.rank_pairs(found.__getitem__)
-        if not any(bool(rows.any()) for rows in found.values()):
-            alike.append(name)
-        yield Baseline(name, scores, time.perf_counter() - began)
-    if alike:
-        log.info(
-            "baselines: %s: 0 for every pair, as the ends of no pair have a common neighbour. So it is in a "
-            "bipartite graph, whose links join its two sides",
-            ", ".join(alike),
-        )
-
-
-def of_rankings(
-    links: Links, metric: str, data: Data | None = None, seconds: float = SECONDS
-) -> Iterator[Baseline]:
-    """Rank by each simple method, and score it; the methods know the training links alone.
+def score_each(data: Data, task: LinkTask, seconds: float = SECONDS) -> Iterator[Baseline]:
+    """Score each walk that there is time for; they know the training links alone.
 
     Args:
-        data: the graph, for methods that read more than the links.
-        seconds: that a method may take, by an estimate that does not depend on the machine.
+        seconds: that all of them may take, by an estimate that does not depend on the machine.
     """
-    matrix, left = matrix_of(links.answers("train"), links.num_nodes), seconds
-    num_sources = sum(len(links.answers(split)[:, 0].unique()) for split in SPLITS[1:])
-    for name, build in find_walks(links, matrix, data).items():
-        if name.startswith("EASE") and (left := left - seconds_of_ease(links)) < 0:
-            continue
-        began = time.perf_counter()
-        if (score := build()).seconds(num_sources) > seconds and not name.startswith(
-            ("popularity", "item", "res")
-        ):
-            continue
-        scores = {split: score_split(links, score, metric, split) for split in SPLITS}
-        yield Baseline(name, scores, time.perf_counter() - began)
+    links = Links(data)
+    walks = _affordable(links, data, seconds, of_pairs=not ranks_at(task.metric))
+    for name, walk in walks.items():
+        began, score = time.perf_counter(), Sum([(1.0, walk)], links.direct)
+        scores = {split: score_by(score, task, split) for split in SPLITS[1:]}
+        yield Baseline(name, {"train": math.nan, **scores}, time.perf_counter() - began)

@@ -24,7 +24,7 @@ from parallel_epochs.pipeline.data.links import (
 )
 from parallel_epochs.pipeline.data.node_names import suggest_name
 from parallel_epochs.pipeline.gnn.base import link_fusion
-from parallel_epochs.pipeline.gnn.base.link_base import fit_link_base, of_links, of_rankings
+from parallel_epochs.pipeline.gnn.base.link_base import fit_link_base, score_each
 from parallel_epochs.pipeline.gnn.config import GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
@@ -132,9 +132,7 @@ class LinkKind(Kind):
         return task.test_data
 
     def baselines(self, data: Data, task: LinkTask) -> Iterator[Baseline]:
-        if task.links is not None:
-            return of_rankings(task.links, task.metric, data)
-        return of_links(data, task)
+        return score_each(data, task)
 
     def record(
         self, data: Data, task: LinkTask, model: torch.nn.Module, rows: Tensor

@@ -12,7 +12,7 @@ import torch
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, backend, cpu
 from parallel_epochs.models.embedding import layout, skipgram
-from parallel_epochs.models.kernels import head_products, native, norm
+from parallel_epochs.models.kernels import native, norm
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.kernels.shipped import find_included
 from parallel_epochs.models.messages import attention_ops, cpu as messages, gated
@@ -44,7 +44,6 @@ STRUCTURES = (
     (cpu.AggregationProblem, "models/aggregate/problem.h"),
     (norm.NormProblem, "models/kernels/norm.h"),
     (gated.GatedProblem, "models/messages/gated.h"),
-    (head_products.HeadProblem, "models/kernels/head_products.cpp"),
     (attention_ops.AttentionProblem, "models/messages/attention.h"),
     (messages.Operand, "models/messages/problem.h"),
     (messages.MessageProblem, "models/messages/problem.h"),
@@ -56,7 +55,7 @@ STRUCTURES = (
 
 # One compilation cannot read files that use the same name twice.
 @pytest.mark.parametrize(
-    "files", [r"models/messages/(?!gated)|head_products", r"aggregate|gated|norm|embedding|walks"]
+    "files", [r"models/messages/(?!gated)", r"aggregate|gated|norm|embedding|walks"]
 )
 def test_fields_lie_where_the_compiler_puts_them(files, tmp_path):
     """And there are no others: the struct of C++ with one field more is longer."""

@@ -246,33 +246,6 @@ def test_examples_are_explained_for_the_report(train):
     assert f"{record['wrong'][0]['id']}: predicted" in shown
 
 
-def test_named_edges_are_compared_with_random_ones_at_the_same_distance(train, monkeypatch):
-    monkeypatch.setattr(command, "NUM_CHECKED", 3)
-    warm = train(model="deepergcn")._open()
-    asked = ExplainConfig(run="it", check=True, top=2)
-    found = command.check(warm, asked)
-    assert found == command.check(warm, asked)
-    first, named, near = found.splitlines()
-    assert re.match(r"3 rows of the test that have at least 4 edges \(\d+ with fewer", first)
-    assert named.startswith("loss without the named edges ")
-    assert near.startswith("loss without random edges as near to the row ")
-    few = command.check(warm, replace(asked, top=40))
-    assert few == "no row of the test has 80 edges: give a smaller top"
-    drawn, row = [], int(warm.test_rows[0])
-
-    class Spy:
-        def choice(self, links, number, replace):
-            drawn.append((links, number))
-            return links[:number]
-
-    command.compare(warm.explainer, row, 2, Spy())
-    hop = Score(warm.explainer.run, row).view.hop_of_links
-    assert sum(number for _, number in drawn) == 2 * command.DRAWS
-    for links, _ in drawn:
-        (step,) = hop[links].unique()
-        assert len(links) == (hop == step).sum()
-
-
 def test_rows_of_a_label_table_have_explanations_with_a_simple_method(tmp_path):
     overrides = write_purchases(tmp_path / "tables")
     train_run(
