@@ -16,7 +16,6 @@ from parallel_epochs.pipeline.data.config import DATA_SCHEMAS, DataConfig, Synth
 from parallel_epochs.pipeline.keys import Rule, key
 from parallel_epochs.pipeline.names import (
     ANSWER_COLUMNS,
-    ANSWER_TENSORS,
     MAIN_RESULT_KEYS,
     PAIR_COLUMNS,
     RESULT_KEYS,
@@ -471,7 +470,7 @@ def is_prediction(header: outputs.Header) -> bool:
     ):  # word2vec's format: the numbers of rows and columns, then a name and numbers in a row
         sizes, row = re.fullmatch(r"\d+ (\d+)", found[0]), found[-1].split(" ")
         return len(found) == 2 and sizes is not None and len(row) == int(sizes[1]) + 1
-    if set(found) in ({*ANSWER_COLUMNS}, {*ANSWER_COLUMNS, *ANSWER_TENSORS} - {"score"}):
+    if set(found) == {*ANSWER_COLUMNS}:
         return True
     if header.kind == "keys":
         return set(found) <= {*RESULT_KEYS} and any(name in found for name in MAIN_RESULT_KEYS)

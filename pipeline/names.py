@@ -61,7 +61,6 @@ RESULT_KEYS = (
 )
 # Columns of answers to questions of a knowledge graph; in a .pt file, the triples and their scores as tensors.
 ANSWER_COLUMNS = ("line", "head", "relation", "tail", "asked", "place", "score")
-ANSWER_TENSORS = ("triples", "logits")
 # Columns of scores in tables of predictions: one of these, "_" and the name of a class or task.
 SCORE_KINDS = ("probability", "value", "score")
 # The file of a run directory with the scores of each class or task at the best epoch. Of more of them it has none.

@@ -1,5 +1,7 @@
 """The parts that DeeperGCN, RevGNN and the models of typed graphs share: checks, encoder and head."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
@@ -33,6 +35,8 @@ class GraphModel(torch.nn.Module):
 
     takes_int32_edges = True  # not every layer of PyG's does
     head: torch.nn.Linear
+    # Computes the inputs of the head [num_nodes, channels], before they are pooled; see :meth:`forward`.
+    compute: Callable[..., Tensor]
 
     def __init__(
         self, in_channels: int, hidden_channels: int, options: ModelOptions | LayerOptions
@@ -89,12 +93,6 @@ class GraphModel(torch.nn.Module):
         return self.head(
             pool_graphs(self.compute(x, edge_index, edge_attr, ptr, *more, **named), ptr, self.pool)
         )
-
-    def compute(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, ptr: Tensor | None
-    ) -> Tensor:
-        """Compute the inputs of the head [num_nodes, channels], before they are pooled; see :meth:`forward`."""
-        raise NotImplementedError
 
     def encode_nodes(self, x: Tensor) -> Tensor:
         """Encode node features for the first layer [num_nodes, channels]."""

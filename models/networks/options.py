@@ -25,11 +25,8 @@ AGGREGATIONS = (
 NORMS = ("layer", "batch")
 ACTIVATIONS = ("relu", "leaky_relu", "elu", "gelu", "silu", "tanh", "none")
 FRACTION: dict[str, Any] = {"minimum": 0, "below": 1}
-SOFTMAX, POWER, SCALED = (
-    ("softmax", "softmax_sg", "softmax_sum"),
-    ("power", "power_sum", "powermean"),
-    ("softmax_sum", "power_sum"),
-)
+SOFTMAX = ("softmax", "softmax_sg", "softmax_sum")
+POWER = ("power", "power_sum", "powermean")
 
 
 def option(default: object, text: str, *, is_key: bool = True, **allowed: Any) -> Any:
@@ -137,30 +134,10 @@ class ModelOptions(GraphOptions):
     p: float = option(
         1.0, "Initial exponent, not 0 (power, power_sum and powermean).", when={"aggr": POWER}
     )
-    learn_p: bool = option(
-        False,
-        "Whether each convolution learns its own p (power, power_sum and powermean).",
-        is_key=False,
-    )
-    y: float = option(
-        0.0,
-        "Initial y of the factor degree^sigmoid(y) (softmax_sum and power_sum).",
-        is_key=False,
-    )
-    learn_y: bool = option(
-        False,
-        "Whether each convolution learns its own y (softmax_sum and power_sum).",
-        is_key=False,
-    )
     msg_norm: bool = option(
         False,
         "Whether each convolution scales its aggregated messages to the norm of the node's "
         "own features.",
-    )
-    learn_msg_scale: bool = option(
-        False,
-        "Whether each convolution learns a factor of this scaling (msg_norm=true).",
-        is_key=False,
     )
     norm: str = option(
         "layer",

@@ -1,5 +1,6 @@
 """Models of typed graphs, with several types of nodes and relations: R-GCN and the heterogeneous graph transformer."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -25,8 +26,10 @@ from parallel_epochs.models.networks.pyg import ACTIVATIONS, create_norm
 class TypedModel(GraphModel):
     """The parts that models of typed graphs share: relations, norms and dropout.
 
-    A subclass fills `layers` and computes one of them in :meth:`convolve`.
+    A subclass fills `layers` and computes one of them, with its norm and dropout, in :meth:`convolve`.
     """
+
+    convolve: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -65,17 +68,6 @@ class TypedModel(GraphModel):
         for layer, norm in zip(self.layers, self.norms, strict=True):
             h = self.convolve(layer, norm, h, relations, types)
         return h
-
-    def convolve(
-        self,
-        layer: torch.nn.Module,
-        norm: torch.nn.Module,
-        h: Tensor,
-        relations: Relations,
-        types: NodeTypes | None,
-    ) -> Tensor:
-        """Compute a layer with its norm and dropout."""
-        raise NotImplementedError
 
 
 class RGCN(TypedModel):

@@ -1,7 +1,7 @@
 """Vectors that a run has trained, in files: the formats of the field, nearest nodes, cosines of pairs."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -244,24 +244,15 @@ def writer_of(path: Path) -> Callable[[IO[bytes], Tensor, list[str]], None]:
     """Choose what writes vectors to a file.
 
     Raises:
-        ValueError: see :func:`check_format`.
-    """
-    check_format(path, "vectors", WRITERS)
-    return WRITERS[path.suffix]
-
-
-def check_format(path: Path, what: str, formats: Iterable[str]) -> None:
-    """Check that a file can be written in the format that its name ends with.
-
-    Raises:
         ValueError: it is none of the formats, or what writes it is not installed.
     """
-    if path.suffix not in formats:
+    if path.suffix not in WRITERS:
         raise ValueError(
-            f"predictions={path}: {what} can only be saved as one of {', '.join(formats)}"
+            f"predictions={path}: vectors can only be saved as one of {', '.join(WRITERS)}"
         )
     if path.suffix == ".parquet":
         tables.check_parquet("predictions", path)
+    return WRITERS[path.suffix]
 
 
 def _write_tensors(file: IO[bytes], vectors: Tensor, names: list[str]) -> None:

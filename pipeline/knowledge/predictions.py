@@ -1,10 +1,10 @@
 """A trained knowledge graph again: its metrics, answers to questions, and its vectors in the formats of the field."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,6 @@ from parallel_epochs.pipeline.knowledge.build import (
 from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeConfig
 from parallel_epochs.pipeline.knowledge.questions import (
     IN_MEMORY,
-    FoundAnswers,
     answer,
     number_questions,
     questions_of,
@@ -145,17 +144,17 @@ def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
         run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors, triples=asked.triples
     )
     if asked.triples is not None:
-        vectors.check_format(path, "answers", WRITERS)
+        tables.format_of("predictions", path)
         questions = read_questions(Path(asked.triples))
         place = f"triples={asked.triples}, line"
-        table, found = find_answers(questions, place, restore(run), asked.top, asked.filtered)
-        files.write_atomically(path, lambda file: WRITERS[path.suffix](file, table, found))
-        is_answer = found.places > 0
+        table = find_answers(questions, place, restore(run), asked.top, asked.filtered)
+        tables.write(path, [{name: table[name].to_numpy() for name in table}])
+        is_answer = table["place"] > 0
         log.info(
             "wrote %s answers to %s questions, and the scores of %s triples, to %s",
-            f"{int(is_answer.sum()):,}",
-            f"{len(found.rows[is_answer].unique()):,}",
-            f"{int((~is_answer).sum()):,}",
+            f"{is_answer.sum():,}",
+            f"{table['line'][is_answer].nunique():,}",
+            f"{(~is_answer).sum():,}",
             path,
         )
         return
@@ -189,12 +188,12 @@ class OpenTriples(vectors.OpenVectors):
             ValueError: names the question that cannot be answered.
         """
         questions = questions_of(triples)
-        return find_answers(questions, IN_MEMORY, self._restored, top, filtered)[0]
+        return find_answers(questions, IN_MEMORY, self._restored, top, filtered)
 
 
 def find_answers(
     questions: pd.DataFrame, place: str, restored: Restored, top: int, filtered: bool
-) -> tuple[pd.DataFrame, FoundAnswers]:
+) -> pd.DataFrame:
     """Find the best answers to questions, and the scores of whole triples.
 
     Args:
@@ -204,7 +203,7 @@ def find_answers(
         filtered: leave out answers that are training triples.
 
     Returns:
-        A table, and the same as numbers. Its columns are the line of the question, the three names of the triple, the
+        A table, whose columns are the line of the question, the three names of the triple, the
         part that was asked for ("" for a triple without a question mark), the rank from 1 (0 for such a triple), and
         the score.
     """
@@ -225,7 +224,7 @@ def find_answers(
     # The part that was asked for; the last name stands for none.
     part = (asked < 0).int().argmax(1) + 3 * (asked >= 0).all(1)
     columns = zip(COLUMNS, (names, relation_names, names), found.triples.T, strict=True)
-    table = pd.DataFrame(
+    return pd.DataFrame(
         {
             "line": questions.index[found.rows.numpy()],
             **{column: np.array(known, object)[own.numpy()] for column, known, own in columns},
@@ -234,7 +233,6 @@ def find_answers(
             "score": found.scores.numpy(),
         }
     )
-    return table, found
 
 
 def _check_relations(run: SavedRun, path: Path) -> None:
@@ -301,28 +299,3 @@ def save_vectors(path: Path, restored: Restored) -> None:
         return
     vectors.save(path, entities, restored.names)
     vectors.save(_relations_beside(path), relations, names)
-
-
-def _columns(table: pd.DataFrame) -> list[tables.Columns]:
-    return [{name: table[name].to_numpy() for name in table}]
-
-
-def _write_tensors(file: IO[bytes], table: pd.DataFrame, found: FoundAnswers) -> None:
-    """Save the columns of the table, and the numbers of the triples."""
-    columns = {name: table[name].tolist() for name in (*COLUMNS, "asked")}
-    numbers = {"triples": found.triples, "logits": found.scores, "place": found.places}
-    torch.save({**columns, **numbers, "line": torch.tensor(table["line"].to_list())}, file)
-
-
-# Answers by the end of the file's name.
-WRITERS: dict[str, Callable[[IO[bytes], pd.DataFrame, FoundAnswers], object]] = {
-    # Without quotation marks, as the questions are read: no name has a tab in it.
-    ".tsv": lambda file, table, _: tables.write_text(
-        file, _columns(table), "\t", digits=7, quoted=False
-    ),
-    ".parquet": lambda file, table, _: tables.write_parquet(file, _columns(table)),
-    ".json": lambda file, table, _: file.write(
-        table.to_json(orient="records", force_ascii=False).encode()
-    ),
-    ".pt": _write_tensors,
-}

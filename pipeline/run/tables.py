@@ -1,7 +1,6 @@
 """Tables in files: CSV, TSV and Parquet, written part by part. A file has its name only when it is whole."""
 
 import contextlib
-import csv
 import gzip
 import io
 from collections.abc import Iterable
@@ -97,15 +96,11 @@ def write_text(
     separator: str,
     *,
     zipped: bool = False,
-    digits: int = 9,
-    quoted: bool = True,
 ) -> None:
     """Write lines, the first of which names the columns; of a matrix each column becomes one.
 
     Args:
         zipped: compress the lines by gzip.
-        digits: of numbers that are not whole; nine digits give float32 back exactly.
-        quoted: put cells with a separator or a quotation mark in them into quotation marks.
     """
     with contextlib.ExitStack() as stack:
         out: Any = file
@@ -125,9 +120,8 @@ def write_text(
                     sep=separator,
                     index=False,
                     header=not number,
-                    float_format=f"%.{digits}g",
+                    float_format="%.9g",  # which gives float32 back exactly
                     lineterminator="\n",
-                    quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
                 )
                 .encode()
             )

@@ -1,6 +1,6 @@
 """A trained model answers: from a table of all known rows, or by a computation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.serving.limits import ServiceLimits
 from parallel_epochs.pipeline.serving.rows import Rows, encode
-from parallel_epochs.pipeline.serving.worker import Compute
 
-# The objects of JSON of an answer; or what computes them for several requests at once, and the request.
-Found = list[bytes] | tuple[Compute, Any]
+# The objects of JSON of an answer, or what computes them.
+Found = list[bytes] | Callable[[], list[bytes]]
 
 
 def _as_text(value: object) -> str:
@@ -115,13 +114,15 @@ class Answers:
         if getattr(asked, "triples", None) is not None:
             return self._answer(asked)
         if getattr(asked, "rows", None):
-            return self._predict_new, (asked.rows, getattr(asked, "edges", None) or [])
+            edges, most = getattr(asked, "edges", None) or [], self._limits.max_neighbors
+            predict = partial(self._newcomers.predict, asked.rows, edges, max_neighbors=most)
+            return lambda: Rows(predict()).all()
         if asked.ids is None:
             raise ValueError(f"the body has nothing to answer; it may have {_names(asked)}")
         columns = getattr(asked, "columns", "all")
         if columns == "all":
             return self._known.find(asked.ids)
-        return _calls, partial(self._find_narrow, columns, asked.ids)
+        return partial(self._find_narrow, columns, asked.ids)
 
     def _find_narrow(self, columns: str, ids: list[str]) -> list[bytes]:
         """Answer with fewer columns, from a table that is made for the first such request."""
@@ -130,18 +131,8 @@ class Answers:
             self._narrow[columns] = Rows(table, self.model.ids)
         return self._narrow[columns].find(ids)
 
-    def _predict_new(self, asked: Sequence[tuple[list, list]]) -> list[Any]:
-        """Answer several requests together; what is wrong with one is its answer alone."""
-        found = self._newcomers.predict_each(asked, max_neighbors=self._limits.max_neighbors)
-        return [
-            each
-            if isinstance(each, Exception)
-            else Rows(each.columns(slice(0, each.num_rows))).all()
-            for each in found
-        ]
-
     def _score(self, asked: Any) -> Found:
-        return _calls, lambda: Rows(self.model.predict(pairs=asked.pairs, table=True)).all()
+        return lambda: Rows(self.model.predict(pairs=asked.pairs, table=True)).all()
 
     def _top(self, asked: Any) -> Found:
         if getattr(asked, "triples", None) is not None:
@@ -150,13 +141,13 @@ class Answers:
             raise ValueError(f"the body has nothing to answer; it may have {_names(asked)}")
         self._check_size(asked.k, asked.ids)
         more = {"candidates": asked.candidates, "filtered": asked.filtered}
-        return _calls, lambda: Rows(self.model.top(asked.k, sources=asked.ids, **more)).all()
+        return lambda: Rows(self.model.top(asked.k, sources=asked.ids, **more)).all()
 
     def _answer(self, asked: Any) -> Found:
         """Answer questions to a knowledge graph."""
         self._check_size(asked.k, asked.triples)
         more = {"top": asked.k, "filtered": asked.filtered}
-        return _calls, lambda: Rows(self.model.predict(triples=asked.triples, **more)).all()
+        return lambda: Rows(self.model.predict(triples=asked.triples, **more)).all()
 
     def _check_size(self, k: int, asked: list) -> None:
         most = self._limits.max_rows
@@ -167,7 +158,7 @@ class Answers:
             raise HTTPException(413, message)
 
     def _explain(self, asked: Any) -> Found:
-        return _calls, lambda: [encode(self.model.explain(asked.id, top=asked.top).to_dict())]
+        return lambda: [encode(self.model.explain(asked.id, top=asked.top).to_dict())]
 
 
 def _list(kind: Any, most: int, least: int = 1) -> Any:
@@ -180,12 +171,3 @@ def _body(name: str, **fields: Any) -> type[RequestBody]:
 
 def _names(asked: RequestBody) -> str:
     return ", ".join(type(asked).model_fields)
-
-
-def _calls(asked: Sequence[Callable[[], list[bytes]]]) -> Iterator[Any]:
-    """Call functions; what one raises is its answer."""
-    for function in asked:
-        try:
-            yield function()
-        except Exception as error:
-            yield error

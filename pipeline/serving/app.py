@@ -232,19 +232,19 @@ class App:
         async def endpoint(request: Request, asked: Any) -> Response:
             found, source = answer(asked), "known"
             if not isinstance(found, list):
-                found, source = await self._compute(request, *found), "live"
+                found, source = await self._compute(request, found), "live"
             self._rows.labels(source).inc(len(found))
             return Response(b'{"rows":[%s]}' % b",".join(found), media_type="application/json")
 
         endpoint.__annotations__["asked"] = Annotated[kind, Body()]
         return endpoint
 
-    async def _compute(self, request: Request, compute: Any, item: Any) -> list[bytes]:
+    async def _compute(self, request: Request, compute: Callable[[], Any]) -> list[bytes]:
         """Wait for a computation, which is given up where the client has gone or the time is over."""
         if len(self._worker) >= self.limits.max_waiting:
             message = f"{len(self._worker)} requests are waiting; try again later"
             raise HTTPException(503, message, LATER)
-        answer = self._worker.ask(compute, item)
+        answer = self._worker.ask(compute)
         # After the body, a server tells only that the client has gone.
         gone = asyncio.ensure_future(request.receive())
         either = asyncio.FIRST_COMPLETED

@@ -183,7 +183,7 @@ NETWORKS = {
         {"types": 2},
     ),
     "deepergcn of power": (
-        lambda: DeeperGCN(6, 8, 3, 2, aggr="power", learn_p=True, norm="batch"),
+        lambda: DeeperGCN(6, 8, 3, 2, aggr="power", norm="batch"),
         {},
     ),
     "deepergcn of relations": (

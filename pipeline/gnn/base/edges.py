@@ -1,7 +1,6 @@
 """Columns of labelled edges, which are nodes between their ends: the ends' own columns, and labels of other edges."""
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -112,15 +111,11 @@ def methods(end: str, inputs: Inputs, seed: int) -> Iterator[Method]:
     yield Method(
         end,
         f"{inputs.labels.mean_name} of the {end}",
-        partial(_settings, inputs, end),
+        lambda known: {"end": end, "mean": inputs.labels.mean(known)},
         predict,
         leaves_out=True,
         reads_labels=True,
     )
-
-
-def _settings(inputs: Inputs, end: str, known: Tensor) -> dict:
-    return {"end": end, "mean": inputs.labels.mean(known)}
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:

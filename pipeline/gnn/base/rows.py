@@ -1,7 +1,6 @@
 """Labels of earlier rows of a label table about the same node, whose labels are known by the time of a row."""
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import torch
@@ -22,15 +21,11 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
         yield Method(
             "earlier",
             f"{title} label of the same node",
-            partial(_settings, inputs, name),
+            lambda known, name=name: {"which": name, "mean": inputs.labels.mean(known)},
             predict,
             leaves_out=True,
             reads_labels=True,
         )
-
-
-def _settings(inputs: Inputs, which: str, known: Tensor) -> dict:
-    return {"which": which, "mean": inputs.labels.mean(known)}
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:

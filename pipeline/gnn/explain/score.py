@@ -200,7 +200,7 @@ class Score:
         """Sort by what the score loses, the most first; of values, by what changes them most."""
         return sorted(tried, key=lambda one: -abs(one.drop) if self.is_value else -one.drop)
 
-    def integrate(self, steps: Sequence[int] = STEPS) -> Shares:
+    def integrate(self) -> Shares:
         """Compute integrated gradients (https://arxiv.org/abs/1703.01365) from the means to the features.
 
         The share of the simple method is what the score loses first, if the method's scores have their mean.
@@ -222,7 +222,7 @@ class Score:
             )
         shares = torch.zeros_like(x)
         if self._reads_network:
-            for num_steps in steps:
+            for num_steps in STEPS:
                 sums = torch.zeros_like(x)
                 for step in range(num_steps):
                     given = x.lerp(mean, (step + 0.5) / num_steps).requires_grad_()

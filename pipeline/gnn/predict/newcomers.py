@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -31,7 +30,6 @@ from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predict import new_data
 from parallel_epochs.pipeline.gnn.predict.encoder import Encoder, NewNodes, Row
 from parallel_epochs.pipeline.gnn.predict.ids import ids_of
-from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.sampling import GrowingSampler
 from parallel_epochs.pipeline.names import MASKS, TERMS, WHOLE_DEGREE, WHOLE_MEAN
@@ -159,30 +157,6 @@ class Newcomers:
         Raises:
             ValueError: names the row, the column or the id that is wrong.
         """
-        return self._predict(rows, edges, max_neighbors).frame()
-
-    def predict_each(
-        self,
-        requests: Sequence[tuple[Sequence[Row], Sequence[Row]]],
-        *,
-        max_neighbors: int | None = None,
-    ) -> list[Table | Exception]:
-        """Predict the rows of several requests, which do not meet; what is wrong with one is its answer.
-
-        Args:
-            requests: rows and edges of each, as for :meth:`predict`.
-        """
-        found = list[Table | Exception]()
-        for rows, edges in requests:
-            try:
-                found.append(self._predict(rows, edges, max_neighbors))
-            except Exception as error:
-                found.append(error)
-        return found
-
-    def _predict(
-        self, rows: Sequence[Row], edges: Sequence[Row], max_neighbors: int | None
-    ) -> Table:
         if max_neighbors is not None and max_neighbors < 1:
             raise ValueError(
                 f"max_neighbors={max_neighbors}: give a number of at least 1, or leave it out to read all "
@@ -202,11 +176,10 @@ class Newcomers:
             ids=np.array(new.ids, object),
             thresholds=self._thresholds,
         )
-        table = setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder)))
-        if max_neighbors is None:
-            return table
-        marks = np.array([is_bounded] * size, object)
-        return replace(table, columns=lambda part: table.columns(part) | {"bounded": marks[part]})
+        table = setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder))).frame()
+        if max_neighbors is not None:
+            table["bounded"] = is_bounded
+        return table
 
     def take(self, new: NewNodes, max_neighbors: int | None = None) -> tuple[Graph, bool]:
         """Take all that the predictions of new nodes read of the graph that has grown by them; these come first.

@@ -71,7 +71,7 @@ def test_layers_by_hand(num_groups):
         (dict(kernel="reference", norm="batch", num_groups=4), dict()),
         (dict(kernel="reference"), dict(bf16=True)),
         (dict(), dict(bf16=True)),
-        (dict(aggr="softmax", learn_t=True, msg_norm=True, learn_msg_scale=True), dict()),
+        (dict(aggr="softmax", learn_t=True, msg_norm=True), dict()),
     ],
 )
 def test_gradients_are_those_of_plain_autograd(options, how):

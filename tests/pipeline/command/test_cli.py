@@ -90,7 +90,7 @@ def test_options_of_the_model_are_those_of_its_constructor(name, model):
     assert {
         name: options[name] for name in schema.keys() - {"name", "num_layers", "hidden_channels"}
     } == {name: value for name, value in schema.items() if name in options}
-    fixed = {"learn_p", "y", "learn_y", "learn_msg_scale", "reversible"}
+    fixed = {"reversible"}
     assert options.keys() - schema.keys() - fixed == {
         "edge_dim",
         "num_categories",

@@ -248,23 +248,6 @@ def test_a_wrong_row_is_named(wide, row, edge, message):
         wide.newcomers().predict([WIDE[0]], max_neighbors=0)
 
 
-def test_requests_that_are_answered_together_do_not_meet(wide):
-    newcomers = wide.newcomers()
-    same = {**WIDE[2], "id": "n1"}
-    requests = [
-        (WIDE, WIDE_EDGES),
-        ([{**WIDE[0], "age": "old"}], []),
-        ([same], [WIDE_EDGES[0]]),
-        ([WIDE[0]], [WIDE_EDGES[1]]),
-    ]
-    found = newcomers.predict_each(requests)
-    assert "holds 'old'" in str(found[1]) and isinstance(found[1], ValueError)
-    for place in (0, 2, 3):
-        alone = newcomers.predict(*requests[place])
-        assert_alike(found[place].frame(), alone)
-    assert abs(found[2].frame().iloc[0, 3:] - found[3].frame().iloc[0, 3:]).max() > 1e-6
-
-
 def test_a_bound_on_neighbours_is_told_and_drawn_by_a_hash(wide):
     newcomers = wide.newcomers()
     one, rows = WIDE_EDGES[0], WIDE[:1]
