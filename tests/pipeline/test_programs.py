@@ -136,7 +136,6 @@ def test_a_program_runs_without_this_package_and_equals_the_run(result, exported
     }
     assert about["inputs"]["edge_index"] == {"shape": [2, "edges"], "dtype": "int64"}
     assert about["output"]["name"] == "logits" and about["not_in_the_program"] == []
-    assert about["preprocessing"]["num_columns"] == inputs.x.size(1)
     with zipfile.ZipFile(exported) as file:
         content = b"".join(map(file.read, file.namelist()))
     assert str(result.folder.parent).encode() not in content and b"/models/" not in content

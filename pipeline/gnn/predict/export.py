@@ -1,7 +1,6 @@
 """Exports a run: a file of its own for this package (.pe), or its network as a program of torch."""
 
 import logging
-from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from torch_geometric.utils import subgraph
 
 from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.pipeline.data.column_names import Channel
-from parallel_epochs.pipeline.data.learned import FITTED, Learned
-from parallel_epochs.pipeline.data.tables.fitted import content_of
 from parallel_epochs.pipeline.gnn.base import fusion
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.kinds.labels import labels_of
@@ -32,8 +29,6 @@ log = logging.getLogger(__name__)
 MOST_NODES, MOST_EDGES = 20_000, 1 << 18
 # Nodes and edges of the graph that a program is traced with.
 TRACED = 7, 11
-# Arrays with more numbers are left out of the description.
-MOST_NUMBERS = 10_000
 # Sizes that vary, of each input.
 SIZES = {
     "x": {0: "nodes"},
@@ -98,25 +93,21 @@ def export(run: SavedRun[GNNConfig], path: Path, asked: GNNPredictConfig | None 
             _traced(inputs),
             {name: SIZES[name] for name in inputs},
             inputs,
-            _describe(run, setup, dataset, inputs, output, notes),
+            _describe(setup, dataset, inputs, output, notes),
         ),
     )
     for note in notes:
         log.warning("%s: %s", path, note)
 
 
-def _as_columns(channels: list[Channel]) -> list[dict[str, Any]] | None:
+def _as_columns(channels: list[Channel]) -> list[dict[str, Any]]:
     """Describe columns of ``x``: the column of the user, the value that is 1, or the mean and deviation of numbers."""
-    return (
-        [
-            {"column": own.column}
-            | ({} if own.text is None else {"value": own.text})
-            | ({} if own.scale is None else {"mean": own.shift, "std": own.scale})
-            for own in channels
-        ]
-        if len(channels) <= MOST_NUMBERS
-        else None
-    )
+    return [
+        {"column": own.column}
+        | ({} if own.text is None else {"value": own.text})
+        | ({} if own.scale is None else {"mean": own.shift, "std": own.scale})
+        for own in channels
+    ]
 
 
 def _title(setup: Setup) -> str:
@@ -189,7 +180,6 @@ def _traced(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _describe(
-    run: SavedRun[GNNConfig],
     setup: Setup,
     dataset: Data,
     inputs: dict[str, Tensor],
@@ -197,7 +187,7 @@ def _describe(
     notes: list[str],
 ) -> dict[str, Any]:
     """Describe a program, as JSON can hold it."""
-    task, learned = setup.task, new_data.learned_of_run(run, setup)
+    task = setup.task
     columns = [] if setup.kind.takes_pairs else [task.out_channels]
     described: dict[str, dict[str, Any]] = {
         name: {
@@ -225,29 +215,4 @@ def _describe(
             "meaning": RETURNED[task.kind][1],
         },
         "not_in_the_program": notes,
-        "preprocessing": None if learned is None else _as_json(learned),
     }
-
-
-def _as_json(learned: Learned) -> dict[str, Any]:
-    """Return what the preparation of the data learned. Arrays with many numbers are left out."""
-    found = {
-        entry.name: getattr(learned, entry.name)
-        for entry in fields(Learned)
-        if entry.name != "label_names"
-    }
-    return _plain(found | {FITTED: None if learned.fitted is None else content_of(learned.fitted)})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (Tensor, np.ndarray)):
-        return (
-            value.tolist()
-            if np.prod(value.shape) <= MOST_NUMBERS
-            else {"left_out": list(value.shape)}
-        )
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value

@@ -79,17 +79,6 @@ def write_start(setup: Setup, folder: Path) -> None:
         checkpoint.save(folder / PREPROCESSING, learned)
 
 
-def learned_of_run(run: SavedRun, setup: Setup) -> Learned | None:
-    """Return what the preparation of a run's data learned; none where it is not known.
-
-    Args:
-        setup: of the run's own data, if it has no file that holds this.
-    """
-    if run.shared is not None or files.is_there(run.folder / PREPROCESSING):
-        return read_learned(run, run.load())
-    return learn_of(setup) if "x_source" in setup.data else None
-
-
 def learn_of(setup: Setup) -> Learned:
     """Collect what the preparation of a run's data and its task learned of them."""
     config = setup.config.data
