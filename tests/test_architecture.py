@@ -19,14 +19,14 @@ MOST_IMPORTS = 25
 # What `python -m tools.architecture --numbers` may count at most.
 LIMITS = {
     "rooms": 36,
-    "imports between rooms": 144,
+    "imports between rooms": 143,
     "rooms in models/": 11,
     "imports between rooms of models/": 27,
     "modules that import a configuration dataclass": 65,
     "comparisons of a component's name": 10,
     "lines of gnn/ that ask for the kind of graph": 25,
     "lines with config: Any": 0,
-    "lines with : Any": 68,
+    "lines with : Any": 65,
     "imports inside gnn/": 101,
     "imports inside data/tables/": 64,
     "modules of data/tables/ in a circle": 0,
