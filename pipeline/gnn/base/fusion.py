@@ -273,6 +273,10 @@ def _checked(path: Path, content: dict) -> Kept:
         raise DamagedFile(
             f"{path} is damaged: its share is {kept.share:g}, and its moments are {kept.moments}"
         )
+    for own in kept.fitted.get("models", []):
+        for side in own.keys() & {"left", "right"}:  # of trees: children follow their parent
+            if bool(((own[side] != 0) & (own[side] <= torch.arange(len(own[side])))).any()):
+                raise DamagedFile(f"{path} is damaged: nodes of its trees are in a circle")
     return replace(kept, fitted=checkpoint.Content(path, kept.fitted))
 
 

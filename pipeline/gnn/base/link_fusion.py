@@ -29,7 +29,8 @@ from parallel_epochs.pipeline.gnn.base.walks import Scorer
 from parallel_epochs.pipeline.gnn.predict.ranking import BlockScorer, Links
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.names import SPLITS
-from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run import checkpoint, read_back
+from parallel_epochs.pipeline.run.errors import DamagedFile
 
 if TYPE_CHECKING:
     from parallel_epochs.pipeline.gnn.setup import Setup
@@ -38,6 +39,14 @@ log = logging.getLogger(__name__)
 
 # Pairs without a link that tell what the probability of a link is, for each pair with one.
 MOST_NEGATIVES = 10
+# What a run keeps of a sum of walks. Its numbers, but for the constant of `logit`, are between 1 / LARGEST and LARGEST.
+TYPES = {
+    "weights": dict[str, float],
+    "units": dict[str, float],
+    "scales": list[float],
+    "logit": list[float],
+}
+LARGEST = 1e24
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,21 @@ def answer_with(task: LinkTask, kept: Kept, data: Data) -> None:
 
 
 def base_of(kept: Kept) -> Base:
-    """Return the simple method that a run keeps."""
+    """Return the simple method that a run keeps.
+
+    Raises:
+        DamagedFile: its numbers are none that a run has.
+    """
+    own, path = kept.fitted, getattr(kept.fitted, "path", Path(FILE))
+    read_back.check_values(path, own, TYPES)
+    numbers = [*own["weights"].values(), *own["units"].values(), *own["scales"], *own["logit"][:1]]
+    if (
+        not all(1 / LARGEST < number < LARGEST for number in numbers)
+        or not own["weights"].keys() <= own["units"].keys()
+        or not len(own["scales"]) == len(own["logit"]) == 2
+        or not abs(own["logit"][1]) < LARGEST
+    ):
+        raise DamagedFile(f"{path} is damaged: no simple method has such {', '.join(TYPES)}")
     return Base(kept.name, kept.title, None, {}, False, 0.0, kept.fitted)
 
 

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.predict import new_data
 from parallel_epochs.pipeline.metrics import choose_thresholds
 from parallel_epochs.pipeline.run import checkpoint
+from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predicted
@@ -437,6 +440,22 @@ def test_scores_that_were_fitted_otherwise_are_refused(tried, tmp_path):
         ValueError, match="this version fits it otherwise. Use the versions that summary.json"
     ):
         predicted(SavedRun(tmp_path / "run", config, {}))
+
+
+def test_trees_in_a_circle_are_refused(tmp_path):
+    kept = fusion.Kept("trees", "a forest", 1.0, [1.0, 0.0], False, {})
+    for left, error in (
+        ([1, 0, 4, 0, 0], None),
+        ([1, 0, 4, 0, 2], "in a circle"),
+        ("x", "damaged"),
+    ):
+        model = {"left": torch.tensor(left) if error != "damaged" else left}
+        own = dataclasses.asdict(kept) | {"fitted": {"models": [model]}}
+        checkpoint.save(tmp_path / "base.pt", own)
+        config = SimpleNamespace(task=SimpleNamespace(base="trees"))
+        run = SimpleNamespace(folder=tmp_path, config=config, shared=None)
+        with pytest.raises(DamagedFile, match=error) if error else nullcontext():
+            fusion.read_kept(run)
 
 
 @pytest.mark.parametrize(

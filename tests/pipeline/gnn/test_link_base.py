@@ -1,5 +1,7 @@
 """The simple method that a run on links begins at: what it may read, how it is chosen, and what the run answers."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.data.links import LinkSplit, divide_links
 from parallel_epochs.pipeline.gnn.base import link_base, link_fusion, walks
 from parallel_epochs.pipeline.gnn.base.fit import Base
+from parallel_epochs.pipeline.gnn.base.fusion import Kept
 from parallel_epochs.pipeline.gnn.base.link_base import (
     Trial,
     add_up,
@@ -23,6 +26,7 @@ from parallel_epochs.pipeline.gnn.predict.command import predict_rows
 from parallel_epochs.pipeline.gnn.predict.ranking import Direction, Links, rank
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.metrics import link_metric, ranking_metric, values_of_pairs
+from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
 from tests.helpers import building as restore
 from tests.helpers.graphs import random_graph
@@ -52,6 +56,26 @@ def base_of(name: str) -> Base:
     """Return a single walk as the simple method."""
     fitted = {"weights": {name: 1.0}, "units": {name: 1.0}}
     return Base("walk", name, None, {}, False, 0.0, fitted)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"units": []},
+        {"units": {}},
+        {"scales": None},
+        {"scales": [1.0, 0.0]},
+        {"logit": []},
+        {"logit": [1.0, math.nan]},
+        {"weights": {"item cosine": "x"}},
+        {"weights": {"item cosine": 1e308}},
+    ],
+)
+def test_numbers_that_no_sum_of_walks_has_are_refused(wrong):
+    right = {**base_of("item cosine").fitted, "scales": [1.0, 2.0], "logit": [1.0, 0.0]}
+    assert link_fusion.base_of(Kept("sum", "a sum", 0.5, [1.0, 0.0], False, right)).fitted == right
+    with pytest.raises(DamagedFile, match=r"^base\.pt is damaged"):
+        link_fusion.base_of(Kept("sum", "a sum", 0.5, [1.0, 0.0], False, {**right, **wrong}))
 
 
 def write_shop(folder, *, num_users: int = 40, num_items: int = 25, cold: int = 3):

@@ -1,6 +1,7 @@
 """Trained knowledge graphs again: their metrics, and answers to questions beside those found one by one."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
