@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.edge_index import choose_dtype, expand, from_csc, plain_edges
 from parallel_epochs.models.kernels import sorting
@@ -168,24 +167,9 @@ class Relations:
         """The edges, from their sources to the pairs of their destinations. For dense pairs."""
         if torch.compiler.is_exporting():
             return torch.stack([self.edges[0], self._pair_of(self.edges[1])])
-        ptr = self._sorted.indptr
-        return from_csc(
-            torch.stack([self._nodes_of(self._sorted.src), expand(ptr)]), ptr, num_src=self.num_src
-        )
-
-    @functools.cached_property
-    def into_sources(self) -> EdgeIndex:
-        """The edges turned round, from their destinations to the pairs of their sources. For dense pairs."""
-        ptr = self._sorted.rowptr
-        return from_csc(
-            torch.stack([self._nodes_of(self._sorted.dst), expand(ptr)]), ptr, num_src=self.num_dst
-        )
-
-    @functools.cached_property
-    def share_by_source(self) -> Float[Tensor, "num_edges 1"]:
-        """1 / number of edges of the destination's pair, for each edge of `into_sources`."""
-        share = self._sorted.indptr.diff().clamp(min=1).float().reciprocal()
-        return share.index_select(0, self._sorted.dst).unsqueeze(1)
+        found = self._sorted
+        rowptr, src = found.rowptr[:: self.num_relations], self._nodes_of(found.src)
+        return as_edge_index(found._replace(src=src, rowptr=rowptr))
 
     @functools.cached_property
     def smaller(self) -> "SmallerSides":
@@ -365,15 +349,12 @@ def convolve(
 ) -> Float[Tensor, "num_dst out"]:
     """Compute ``sum_r mean_j W_r x_j`` over the neighbours j of each destination by each relation r.
 
-    Dense pairs are reduced first, in forward those of the destinations, in backward those of the sources, and each
-    direction has one product for all relations. Otherwise each relation is reduced before its product, if its pairs
-    of destinations are fewer than those of its sources, or after it.
+    Dense pairs of destinations are reduced first, and have one product for all relations. Otherwise each relation is
+    reduced before its product, if its pairs of destinations are fewer than those of its sources, or after it.
 
     Args:
         kernel: as for :func:`models.messages.update_all`.
     """
-    if relations.is_dense and x.dtype == weight.dtype == torch.float32 and kernel != "reference":
-        return DenseConvolution.apply(x, weight, relations, kernel)
     if relations.is_dense:
         reduced = update_all(
             relations.into_destinations,
@@ -403,47 +384,3 @@ def convolve(
         num_dst=relations.num_dst,
         kernel=kernel,
     )
-
-
-class DenseConvolution(torch.autograd.Function):
-    """:func:`convolve` with dense pairs."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, relations: Relations, kernel: str) -> Tensor:
-        """Reduce the neighbours of each pair of destinations, and multiply them by all matrices at once."""
-        with torch.autocast(x.device.type, enabled=False):
-            reduced = update_all(relations.into_destinations, "copy_u", "mean", u=x, kernel=kernel)
-            ctx.relations, ctx.kernel = relations, kernel
-            ctx.save_for_backward(x, weight, reduced)
-            return relations.destinations.add_up(reduced, weight)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """Reduce the gradients of each pair of sources, and multiply them by all transposed matrices at once."""
-        x, weight, reduced = ctx.saved_tensors
-        relations, (num_relations, channels, width) = ctx.relations, weight.shape
-        if torch.is_grad_enabled():  # gradients of gradients
-            x, weight = (t if t.requires_grad else t.detach().requires_grad_() for t in (x, weight))
-            again = update_all(
-                relations.into_destinations, "copy_u", "mean", u=x, kernel=ctx.kernel
-            )
-            out = relations.destinations.add_up(again, weight)
-            of_x, of_weight = torch.autograd.grad(out, [x, weight], gradient, create_graph=True)
-            return of_x, of_weight, None, None
-        of_x = of_weight = None
-        gradient = gradient.contiguous()
-        if ctx.needs_input_grad[0]:
-            of_pairs = update_all(
-                relations.into_sources,
-                "u_mul_e",
-                "sum",
-                u=gradient,
-                e=relations.share_by_source,
-                kernel=ctx.kernel,
-            )
-            of_x = relations.sources.add_up(of_pairs, weight.transpose(1, 2))
-        if ctx.needs_input_grad[1]:
-            of_weight = (reduced.view(-1, num_relations * channels).t() @ gradient).view(
-                num_relations, channels, width
-            )
-        return of_x, of_weight, None, None

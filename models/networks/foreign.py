@@ -148,20 +148,9 @@ def tiny_typed_graph(
     x = torch.rand(num_nodes, num_columns, generator=rng)
     x[:, num_columns - num_types :] = torch.nn.functional.one_hot(types, num_types)
     of_relation = max(NUM_EDGES // max(len(ends), 1), 2)
-    drawn = [
-        torch.stack(
-            [
-                torch.randint(
-                    (num_nodes - 1 - kind) // num_types + 1, (of_relation,), generator=rng
-                )
-                * num_types
-                + kind
-                for kind in pair
-            ]
-        )
-        for pair in ends
-    ]
-    edge_index = torch.cat(drawn, dim=1) if drawn else torch.empty(2, 0, dtype=torch.int64)
+    kinds = torch.tensor(ends, dtype=torch.int64).view(-1, 2).repeat_interleave(of_relation, 0).t()
+    counts = (num_nodes - 1 - kinds) // num_types + 1
+    edge_index = (torch.rand(kinds.shape, generator=rng) * counts).long() * num_types + kinds
     edge_attr = torch.rand(edge_index.size(1), edge_dim, generator=rng)
     edge_attr[:, 0] = torch.arange(len(ends)).repeat_interleave(of_relation)
     order = edge_index[1].argsort(stable=True)

@@ -17,26 +17,21 @@ NUM_VOTES, NUM_TRUSTED, MAX_LINKS = 10, 5, 200_000
 CHUNK = 250
 
 
-def nearest_in(positions: np.ndarray, k: int, points: np.ndarray | None = None) -> np.ndarray:
-    """Find the nearest other points of each.
+def nearest_in(positions: np.ndarray, k: int) -> np.ndarray:
+    """Find the nearest other points of each, no more than there are.
 
     Args:
         positions: [num_points, dim].
-        k: neighbours; no more than there are other points are found.
-        points: those to look for, all if not given.
 
     Returns:
-        Numbers, the nearest first [num_points or num_looked_for, k], int64.
+        Numbers, the nearest first [num_points, k], int64.
     """
-    from scipy.spatial import cKDTree
+    from sklearn.neighbors import NearestNeighbors
 
-    points, k = np.arange(len(positions)) if points is None else points, min(k, len(positions) - 1)
-    near = cKDTree(positions).query(positions[points], k + 1, workers=torch.get_num_threads())[1]
-    itself = near == points[:, None]
-    itself[~itself.any(1), -1] = (
-        True  # hidden by points of the same position: the last one goes instead
+    search = NearestNeighbors(
+        n_neighbors=min(k, len(positions) - 1), n_jobs=torch.get_num_threads()
     )
-    return near[~itself].reshape(len(points), k)
+    return search.fit(positions).kneighbors(return_distance=False)
 
 
 def vote(positions: np.ndarray, labels: np.ndarray) -> float:
@@ -81,7 +76,7 @@ def trust(
     num_points = len(x)
     if num_points <= 2 * k:
         return float("nan")
-    near = nearest_in(positions, k, points)
+    near = nearest_in(positions, k)[points]
     x = x - x.mean(0, dtype=np.float64).astype(np.float32)
     squares, turned = np.einsum("ij,ij->i", x, x), np.ascontiguousarray(x.T)
 

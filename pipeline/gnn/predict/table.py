@@ -21,7 +21,7 @@ MAX_CELLS = 2**21
 # Name of the numbers of a table and their computation from rows, by the kind of the labels.
 SCORES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "classes": ("probability", lambda rows: rows.double().softmax(1).float()),
-    "binary tasks": ("score", lambda rows: rows.double().sigmoid().float()),
+    "binary tasks": ("probability", lambda rows: rows.double().sigmoid().float()),
     "real values": ("value", lambda rows: rows),
 }
 
@@ -98,7 +98,7 @@ def label_columns(
     """
     name, score = SCORES[kind]
     names = range(rows.size(1)) if labels is None else labels
-    scores, are_classes = score(rows), name == "probability"
+    scores, are_classes = score(rows), kind == "classes"
     found: Columns = {}
     if chosen == "top3":
         best = rows.argsort(dim=1, descending=True, stable=True)[
@@ -121,7 +121,7 @@ def label_columns(
         if thresholds is None
         else found
         | {
-            f"label_{label}": column.numpy()
+            f"predicted_{label}": column.numpy()
             for label, column in zip(
                 names, (rows.double() > thresholds).to(torch.int8).unbind(1), strict=True
             )

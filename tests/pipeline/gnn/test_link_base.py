@@ -299,8 +299,9 @@ def test_the_chosen_method_is_not_below_popularity(metric, tmp_path):
     base, task, data = setup.base, setup.task, setup.data
     plain = walks.DEGREES if metric in ("rocauc", "hits@10") else walks.POPULARITY
     popular = base_of(plain)
-    assert base.scores["valid"] > link_base.score_simple(popular, data, task, "valid")
-    assert base.scores["test"] == pytest.approx(link_base.score_simple(base, data, task, "test"))
+    valid = link_base.score_by(scorer_of(popular, data, task, of_test=False), task, "valid")
+    test = link_base.score_by(scorer_of(base, data, task, of_test=True), task, "test")
+    assert base.scores["valid"] > valid and base.scores["test"] == pytest.approx(test)
     again = fit_link_base(data, task, setup.config.task.base_seconds)
     assert (
         again.fitted["weights"] == base.fitted["weights"]

@@ -119,7 +119,9 @@ def test_a_table_of_some_nodes_needs_no_more_than_their_neighbourhood(configure,
     some, whole = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("some", "all"))
     assert some["id"].tolist() == [700, 3, 41] and list(some) == list(whole)
     assert some["split"].tolist() == whole["split"].tolist()
-    np.testing.assert_allclose(some.filter(like="score"), whole.filter(like="score"), rtol=1e-5)
+    np.testing.assert_allclose(
+        some.filter(like="probability"), whole.filter(like="probability"), rtol=1e-5
+    )
     with pytest.raises(
         ValueError,
         match="no node has the id '007' of row 1; the 900 nodes of the run are called 0, 1",

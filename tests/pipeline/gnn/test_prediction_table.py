@@ -219,14 +219,14 @@ def test_labels_have_sigmoids_and_names_stand_in_the_order_that_is_asked_for(con
     assert list(whole) == [
         "id",
         "split",
-        "score_odd",
-        "score_even",
-        "label_odd",
-        "label_even",
+        "probability_odd",
+        "probability_even",
+        "predicted_odd",
+        "predicted_even",
         *(f"embedding_{number}" for number in range(8)),
     ]
     assert np.array_equal(
-        whole.filter(like="score").to_numpy(np.float32),
+        whole.filter(like="probability").to_numpy(np.float32),
         rows.rows.double().sigmoid().float().numpy(),
     )
     is_even = whole["id"].str[1:].astype(int) % 2 == 0
@@ -489,7 +489,7 @@ def test_a_model_without_a_head_has_no_embeddings(configure, tmp_path):
         predict(tmp_path / "run", output=tmp_path / "nodes.csv", embeddings=True)
     predict(tmp_path / "run", output=tmp_path / "nodes.csv")
     assert list(pd.read_csv(tmp_path / "nodes.csv")) == ["id", "split"] + [
-        f"{name}_{task}" for name in ("score", "label") for task in range(3)
+        f"{name}_{task}" for name in ("probability", "predicted") for task in range(3)
     ]
 
 
