@@ -339,18 +339,11 @@ class _Reversible(torch.autograd.Function):
 
 
 class _Sums:
-    """Gradients of leaves, summed over the branches that read them. All are views of one tensor."""
+    """Gradients of leaves, summed over the branches that read them. Room for all is allocated at once."""
 
     def __init__(self, leaves: Sequence[Tensor | None]) -> None:
         needed = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        self._sums: dict[int, Tensor] = {}
-        for dtype in {leaf.dtype for leaf in needed}:
-            alike = [leaf for leaf in needed if leaf.dtype == dtype]
-            flat = alike[0].new_empty(sum(leaf.numel() for leaf in alike))
-            parts = flat.split([leaf.numel() for leaf in alike])
-            self._sums |= {
-                id(leaf): part.view(leaf.shape) for leaf, part in zip(alike, parts, strict=True)
-            }
+        self._sums = {id(leaf): torch.zeros_like(leaf) for leaf in needed}
         self._filled: set[int] = set()
 
     def add(
@@ -360,10 +353,8 @@ class _Sums:
         needed = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         first, *others = torch.autograd.grad(out, [source, *needed], grad, allow_unused=True)
         for leaf, each in zip(needed, others, strict=True):
-            if each is not None and id(leaf) in self._filled:
+            if each is not None:
                 self._sums[id(leaf)].add_(each)
-            elif each is not None:
-                self._sums[id(leaf)].copy_(each)
                 self._filled.add(id(leaf))
         return first
 

@@ -1,6 +1,7 @@
 """A training that begins with the weights of another run, on newer data."""
 
 import logging
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -138,25 +139,19 @@ def _match(
     classes = torch.arange(min(sizes))
     if (old, new) == sizes:
         return classes, classes
-    own = new - _width(sizes[1], blocks)
-    for before in sorted(
-        ((a, b) for a in (False, True) for b in (False, True)), key=lambda each: each != blocks
-    ):
-        if own <= 0 or own != old - _width(sizes[0], before):
-            continue
-        starts = [
-            (size + 1) * reads for size, reads in zip(sizes, (before[0], blocks[0]), strict=True)
-        ]
-        columns, pairs = torch.arange(own), []
-        if before[0] and blocks[0]:
-            pairs += [(classes, classes), *[tuple(torch.tensor([size]) for size in sizes)]]
-        pairs.append((starts[0] + columns, starts[1] + columns))
-        if before[1] and blocks[1]:
-            pairs.append((starts[0] + own + classes, starts[1] + own + classes))
-        return torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])
+    for before in sorted(product((False, True), repeat=2), key=lambda each: each != blocks):
+        own = old - len(_inputs(sizes[0], 0, before))
+        then, now = _inputs(sizes[0], own, before), _inputs(sizes[1], own, blocks)
+        if own > 0 and len(now) == new:
+            places = {name: place for place, name in enumerate(then)}
+            pairs = [(places[name], place) for place, name in enumerate(now) if name in places]
+            from_, to = torch.tensor(pairs).unbind(1)
+            return from_, to
     return None
 
 
-def _width(size: int, blocks: tuple[bool, bool]) -> int:
-    """Return the number of inputs that are no own columns."""
-    return (size + 1) * blocks[0] + size * blocks[1]
+def _inputs(size: int, own: int, blocks: tuple[bool, ...]) -> list[tuple[str, int]]:
+    """Name the inputs of a model."""
+    labels = [*(("label", number) for number in range(size)), ("known", 0)]
+    scores = [("score", number) for number in range(size)]
+    return labels * blocks[0] + [("own", number) for number in range(own)] + scores * blocks[1]

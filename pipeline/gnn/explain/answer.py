@@ -77,7 +77,8 @@ class Explanation:
         return (
             f"{self.id}:{what} {self.prediction:.4g}\n{self.unit} {self.score:+.3f}, at the means of all columns "
             f"{self.baseline:+.3f}. Shares: {parts}; {check}: their sum misses the difference by {self.gap:+.4f}, "
-            f"and {max(TOLERANCE * abs(self.score - self.baseline), LEAST_GAP):.4f} is allowed"
+            f"and {max(TOLERANCE * abs(self.score - self.baseline), LEAST_GAP):.4f} is allowed. "
+            "A share or a drop above 0 raises the score, one below 0 lowers it"
         )
 
     def __str__(self) -> str:

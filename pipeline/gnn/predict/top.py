@@ -116,6 +116,14 @@ def find(given: Asked, links: Links, ids: np.ndarray, asked: GNNPredictConfig) -
             Direction(one.sources, one.candidates[torch.isin(one.candidates, chosen)])
             for one in directions
         ]
+    targets = torch.cat([one.candidates for one in directions]).unique()
+    if num_new := int((~torch.isin(targets, links.everything)).sum()):
+        log.warning(
+            "%s of %s have no link here: only a network, or a simple method that reads columns, can rank "
+            "them above others",
+            f"{num_new:,}",
+            count(len(targets), "candidate"),
+        )
     sources = directions[0].sources
     if given.sources is not None:
         name, key = (

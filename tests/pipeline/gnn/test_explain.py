@@ -119,6 +119,7 @@ def test_an_explanation_names_the_columns_and_ids_of_the_user(train, tmp_path):
     other = opened.explain("p7", label="Ulm")
     assert other.prediction == pytest.approx(float(probabilities[2]), abs=1e-5)
     assert "complete: their sum misses the difference" in str(found)
+    assert "A share or a drop above 0 raises the score" in str(found)
     content = json.loads(json.dumps(found.to_dict()))
     assert (
         content["edges"][0]["source"] == found.edges["source"][0] and content["is_complete"] is True

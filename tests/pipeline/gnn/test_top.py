@@ -3,11 +3,19 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from parallel_epochs.pipeline.command import cli
-from parallel_epochs.pipeline.gnn.config import NewDataConfig, NewTableConfig
+from parallel_epochs.pipeline.gnn.config import (
+    GNNPredictConfig,
+    NewDataConfig,
+    NewTableConfig,
+)
+from parallel_epochs.pipeline.gnn.predict import top
+from parallel_epochs.pipeline.names import PAIRS
 from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import building as restore
+from tests.helpers.graphs import random_graph
 from tests.helpers.running import train
 from tests.helpers.typed_graphs import write_typed_tables
 
@@ -56,6 +64,22 @@ def ask(run, output, **asked) -> pd.DataFrame:
         )
     )
     return pd.read_csv(output)
+
+
+def test_candidates_without_a_link_are_counted(caplog):
+    data = random_graph(30, 25, 3)
+    data.update({key: torch.empty(0, 2, dtype=torch.int64) for key in PAIRS})
+    num_alone = 30 - len(data.edge_index.unique())
+    asked = GNNPredictConfig(run="run", top=2)
+    top.find(top.Asked(None, None), top.links_of(data), np.arange(30).astype(str), asked)
+    assert f"{num_alone} of 30 candidates have no link here" in caplog.text and num_alone
+
+
+def test_other_links_have_no_score(bought, tmp_path):
+    run, table = bought
+    new = NewDataConfig(edges=NewTableConfig(path=_write(tmp_path / "new.csv", table)))
+    with pytest.raises(ValueError, match=r"^other data have no test split\. predict writes"):
+        restore.evaluate(restore.EvaluateConfig(run=str(run), device="cpu", data=new))
 
 
 def test_users_get_items_that_they_do_not_have(bought, tmp_path):
