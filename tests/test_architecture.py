@@ -32,7 +32,7 @@ LIMITS = {
     "modules of data/tables/ in a circle": 0,
     "build_trainer from setup, stays": 44,
     "a typed table from config, stays": 144,
-    "predict from run, stays": 271,
+    "predict from run, stays": 269,
     "build_trainer from setup, files": 24,
     "a typed table from config, files": 38,
     "predict from run, files": 103,
