@@ -46,10 +46,9 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
     """
     wanted, is_new = GNNPredictConfig(**vars(asked)), bool(new_data.choose(run, asked.data))
     if is_new and asked.data.known_labels != new_data.OLD:
-        can_score = run.config.data.is_stored and kind_of(run.config).has_labels
         old = "data.known_labels=old scores the labels of rows that the training did not have, and "
         raise ValueError(
-            f"other data have no test split. {old * can_score}predict writes predictions without a score"
+            f"other data have no test split. {old * new_data.may_know_labels(run.config)}predict writes predictions without a score"
         )
     setup, predicted = predict_rows(run, wanted)
 

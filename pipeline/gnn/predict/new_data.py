@@ -160,7 +160,7 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
     config.data.check_others(given, folder)
     if new.unknown is not None:
         given["data.unknown"] = new.unknown
-    if new.known_labels != "none" and not (config.data.is_stored and kind_of(config).has_labels):
+    if new.known_labels != "none" and not may_know_labels(config):
         raise ValueError(
             f"data.known_labels={new.known_labels} is for models of labels that were trained on tables "
             "(data=tables). Leave it out"
@@ -175,6 +175,11 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
         if config.train.label_input and not config.data.is_stored
         else given | _without_labels(config)
     )
+
+
+def may_know_labels(config: GNNConfig) -> bool:
+    """Tell whether labels of other data may be known."""
+    return config.data.is_stored and kind_of(config).has_labels
 
 
 def _without_labels(config: GNNConfig) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def label_columns(
     """
     name, score = SCORES[kind]
     names = range(rows.size(1)) if labels is None else labels
-    scores, are_classes = score(rows), kind == "classes"
+    scores, are_classes = score(rows), SCORES[kind] is SCORES["classes"]
     found: Columns = {}
     if chosen == "top3":
         best = rows.argsort(dim=1, descending=True, stable=True)[
