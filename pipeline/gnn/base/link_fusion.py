@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 # Pairs without a link that tell what the probability of a link is, for each pair with one.
 MOST_NEGATIVES = 10
-# What a run keeps of a sum of walks. Its numbers, but for the constant of `logit`, are between 1 / LARGEST and LARGEST.
+# A run keeps this of a sum of walks. The numbers, but for the constant of `logit`, are between 1 / LARGEST and LARGEST.
 TYPES = {
     "weights": dict[str, float],
     "units": dict[str, float],

@@ -18,10 +18,14 @@ PRIOR = 1.0
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield the label of the latest earlier row about the same node, and the mean of all of them."""
     for name, title in (("last", "last known"), ("earlier", "mean known")):
+
+        def fit(known: Tensor, which: str = name) -> dict:
+            return {"which": which, "mean": inputs.labels.mean(known)}
+
         yield Method(
             "earlier",
             f"{title} label of the same node",
-            lambda known, name=name: {"which": name, "mean": inputs.labels.mean(known)},
+            fit,
             predict,
             leaves_out=True,
             reads_labels=True,

@@ -48,7 +48,8 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
     if is_new and asked.data.known_labels != new_data.OLD:
         old = "data.known_labels=old scores the labels of rows that the training did not have, and "
         raise ValueError(
-            f"other data have no test split. {old * new_data.may_know_labels(run.config)}predict writes predictions without a score"
+            f"other data have no test split. {old * new_data.may_know_labels(run.config)}predict "
+            "writes predictions without a score"
         )
     setup, predicted = predict_rows(run, wanted)
 

@@ -74,14 +74,6 @@ ANSWERS = "line\thead\trelation\ttail\tasked\tplace\tscore\n1\ta\tr\tb\ttail\t1\
             ),
         ),
         ("vectors.pt", torch_file({"embedding": torch.zeros(3, 2), "names": ["a", "b", "c"]})),
-        (
-            "answers.pt",
-            torch_file(
-                dict.fromkeys(
-                    ("triples", "logits", "place", "line", "head", "relation", "tail", "asked"), 0
-                )
-            ),
-        ),
     ],
 )
 def test_a_file_of_predictions_is_replaced_by_other_predictions(tmp_path, name, content):

@@ -48,18 +48,6 @@ def test_parquet_has_a_group_for_each_part_and_lists_for_a_matrix(tmp_path):
     assert np.stack(found["row"].tolist()).tolist() == [[0, 1], [2, 3], [7, 7]]
 
 
-def test_text_without_quotation_marks(tmp_path):
-    with open(tmp_path / "t.tsv", "wb") as file:
-        tables.write_text(
-            file,
-            [{"name": np.array(['say "x", y'], object), "score": np.array([1 / 3])}],
-            "\t",
-            digits=7,
-            quoted=False,
-        )
-    assert (tmp_path / "t.tsv").read_text() == 'name\tscore\nsay "x", y\t0.3333333\n'
-
-
 @pytest.mark.parametrize("ending", [".csv.gz", ".parquet"])
 def test_a_table_that_fails_leaves_what_was_there(ending, tmp_path):
     def parts():
