@@ -9,9 +9,6 @@ from torch_geometric.utils import to_torch_coo_tensor
 
 from parallel_epochs.models.networks import pyg as stacks
 from parallel_epochs.models.networks.foreign import NUM_EDGES as NUM, LargestOfEdges, tiny_graph
-from tests.helpers import building
-from tests.helpers.building import EvaluateConfig
-from tests.helpers.running import TOY, train
 from tests.helpers.tensors import same_for_any_threads
 
 NUM_NODES, NUM_DST, NUM_EDGES, CHANNELS, EDGE_DIM = 30, 13, 150, 6, 3
@@ -283,37 +280,3 @@ def test_each_layer_has_a_fused_class_unless_pygs_is_asked_for():
         match="kernel=fused cannot run ChebConv, which has no fused class. Set kernel=auto",
     ):
         stacks.PyGModel(5, 8, 2, 2, conv="ChebConv", kernel="fused")
-
-
-@pytest.mark.slow
-def test_a_run_of_pygs_class_is_evaluated_and_resumed_by_ours(
-    configure, tmp_path, monkeypatch, caplog
-):
-    caplog.set_level("INFO")
-    arguments, run = (
-        (*TOY[:5], "model=pyg", "model.conv=GCNConv", "model.num_layers=2"),
-        tmp_path / "run",
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(stacks, "FUSED", {})
-        assert train(configure(*arguments, "train.epochs=2"), run)["kernel"] == "the model's own"
-        before = building.evaluate(EvaluateConfig(run=str(run)))["valid"]
-    assert (
-        "GCNConv: PyG's own code runs (no fused class stands in for it); evaluation: by one forward"
-        in caplog.text
-    )
-    assert building.evaluate(EvaluateConfig(run=str(run)))["valid"] == pytest.approx(
-        before, abs=1e-6
-    )
-    caplog.clear()
-    assert train(configure(*arguments, "train.epochs=3"), run)["kernel"] != "the model's own"
-    assert (
-        "GCNConv: a fused class stands in for PyG's; evaluation: by one forward over the whole graph"
-        in caplog.text
-    )
-    caplog.clear()
-    assert (
-        train(configure(*arguments, "train.epochs=1", "kernel=pyg"), tmp_path / "pyg")["kernel"]
-        == "the model's own"
-    )
-    assert "GCNConv: PyG's own code runs (kernel=pyg)" in caplog.text

@@ -104,13 +104,6 @@ def test_messages(message, left, right, walks):
         check(make_edges(), message, walk, make_operands(message, left, right))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("message, left, right", [case.values for case in cases()])
-def test_all_messages(message, left, right):
-    for walk, learn in itertools.product(WALKS, ("uve", *MESSAGES[message].names)):
-        check(make_edges(), message, walk, make_operands(message, left, right), learn=learn)
-
-
 # Values of nodes and of edges with one, two, four, eight and more vectors of any width, and some that are not full.
 SUMS = [
     ((64,), ()),

@@ -265,24 +265,6 @@ def test_a_failing_rank_is_named_with_its_traceback(caplog):
     assert "in fail" in caplog.text and time.monotonic() - start < 60
 
 
-@pytest.mark.slow
-def test_two_ranks_train_and_say_so(undisturbed):
-    folder, _, output = undisturbed
-    summary = summary_of(folder)
-    assert summary["num_ranks"] == 2 and summary["data_epochs"] == 8 and summary["num_rounds"] == 4
-    assert [(e["round"], e["epochs"], e["step"]) for e in rounds_of(folder)] == [
-        (i, 2 * i + 2, 4 * i + 4) for i in range(4)
-    ]
-    assert (
-        "starting 2 ranks of 1 thread" in output
-        and "1 threads" not in output
-        and "scaled (linear) 0.01" in output
-    )
-    assert output.count("epoch 8/8") == 1 and "communication" in output
-    log = (folder / "train.log").read_text()
-    assert log.count("epoch 8/8") == 1 and log.count("result of default") == 1
-
-
 @pytest.mark.parametrize(
     "error, kind", [("AF_UNIX path too long", ValueError), ("Too many open files", OSError)]
 )

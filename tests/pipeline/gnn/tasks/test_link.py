@@ -338,13 +338,6 @@ def test_clusters_that_lose_most_training_pairs_are_warned_of(configure_links, t
     assert "no other one is learned. Lower partition.num_parts" in caplog.text
 
 
-def test_a_graph_of_nodes_has_no_links(configure, tmp_path):
-    with pytest.raises(
-        ValueError, match="cannot divide the links of data=synthetic_proteins. Choose data=edges"
-    ):
-        train(configure("task=link"), tmp_path / "run")
-
-
 def test_folders_of_another_layout_are_named(ogb_toy, configure, tmp_path):
     folder = ogb_toy("ogbl-collab")
     config = configure(*SMALL, f"data.folder={folder}")
