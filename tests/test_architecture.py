@@ -39,7 +39,7 @@ LIMITS = {
     "keys": 277,
     "messages that refuse a combination of keys": 105,
     "product tokens": 450_300,
-    "test tokens": 400_800,
+    "test tokens": 400_200,
 }
 # They read the source of this or of an installed package, or what the system says of a process.
 OWN_FILES = {"pipeline.api", "pipeline.gnn.config"}
