@@ -70,7 +70,7 @@ def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
     (tmp_path / "checkpoints").mkdir(), (tmp_path / "checkpoints" / "last.pt").touch()
     (tmp_path / "config.yaml").write_text(path.read_text())
     later = {f"data.{name}": getattr(usual, name) for name in LATER}
-    assert list(later.values()) == ["sides", 5, True]
+    assert list(later.values()) == ["sides", 6, True]
     assert resolve(keys.replaced(saved, later), tmp_path, continues=True) == saved
     for name in ("node_embedding", "knowledge", "layout"):  # which have no task
         assert "data.link_negatives" not in str(

@@ -9,7 +9,7 @@ from parallel_epochs.pipeline.keys import entries, key
 from parallel_epochs.pipeline.run import files
 
 # Raise it when the readers that have the key data.reading shall read the same files in another way than before.
-READING = 5
+READING = 6
 # Path of a table in the file of a model that is shared without its data.
 NO_FILE = "not in this file"
 
@@ -186,10 +186,6 @@ class DataConfig:
     def without_files(self) -> dict[str, Any]:
         """Return the keys of files, with what stands for them in a model without data of its own."""
         return {f"data.{name}": NO_FILE for name in self.other_keys}
-
-    def find_marks(self, fitted: object) -> tuple:
-        """Return which columns mark the empty cells of others, by what the preparation of tables has learned."""
-        return (), ()
 
     def leave_labels(self) -> None:
         """Read no labels from now on, where they could be left out."""

@@ -122,17 +122,19 @@ def read_lines(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def as_text(file: IO[bytes], name: str, newline: str | None = None) -> Iterator[io.TextIOWrapper]:
+def as_text(
+    file: IO[bytes], name: str, newline: str | None = None, encoding: str = "utf-8-sig"
+) -> Iterator[io.TextIOWrapper]:
     """Read a file as text, UTF-8 with or without a byte order mark; the file stays open.
 
     Args:
         name: of the file, for messages.
-        newline: as of :func:`open`.
+        newline, encoding: as of :func:`open`.
 
     Raises:
         ValueError: it is not UTF-8, then or while it is read.
     """
-    text = io.TextIOWrapper(file, "utf-8-sig", newline=newline)  # type: ignore[type-var]
+    text = io.TextIOWrapper(file, encoding, newline=newline)  # type: ignore[type-var]
     try:
         yield text
     except UnicodeDecodeError:

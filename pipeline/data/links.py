@@ -37,6 +37,18 @@ from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
+# What a graph lacks for a split, and how to give it.
+LACKING = {
+    "time": (
+        "times",
+        "Name their column by data.edges.time, or by time in its part of data.schema",
+    ),
+    "column": (
+        "splits",
+        "Name their column by data.edges.split_column, or by split_column in its part of data.schema",
+    ),
+    "group": ("groups", "data.split_by is for one table of edges, without labels of nodes"),
+}
 
 # Largest fraction of links that another relation shows by accident.
 COPIED = 0.5
@@ -279,10 +291,9 @@ def _choose(
     else:
         times, is_own = graph.get("edge_time"), link_of_edge >= 0
         if times is None or own and not times[graph.edge_attr[:, 0] == own.number].isfinite().all():
-            what, key = ("times", "time") if split.kind == "time" else ("splits", "split_column")
+            what, mend = LACKING[split.kind]
             raise ValueError(
-                f"data.split={split.kind}: {name} has no {what}. Name their column by {key}, in its part of "
-                "data.schema, or set data.split=random"
+                f"data.split={split.kind}: {name} has no {what}. {mend}, or set data.split=random"
             )
         first = torch.full((len(links),), torch.inf, dtype=torch.float64)
         first.scatter_reduce_(0, link_of_edge[is_own], times[is_own].double(), "amin")

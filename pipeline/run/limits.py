@@ -13,10 +13,18 @@ import yaml
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory, parse_bytes
 
-UNPACKED, TEXT, CONFIG, LINE, COLUMNS = (
-    f"PARALLEL_EPOCHS_MAX_{name}" for name in ("UNPACKED", "TEXT", "CONFIG", "LINE", "COLUMNS")
+UNPACKED, TEXT, CONFIG, LINE, COLUMNS, TABLES = (
+    f"PARALLEL_EPOCHS_MAX_{name}"
+    for name in ("UNPACKED", "TEXT", "CONFIG", "LINE", "COLUMNS", "TABLES")
 )
-DEFAULTS = {UNPACKED: "64GB", TEXT: "256MB", CONFIG: "1MB", LINE: "64MB", COLUMNS: "65536"}
+DEFAULTS = {
+    UNPACKED: "64GB",
+    TEXT: "256MB",
+    CONFIG: "1MB",
+    LINE: "64MB",
+    COLUMNS: "65536",
+    TABLES: "4GB",
+}
 
 
 def limit(name: str) -> int:

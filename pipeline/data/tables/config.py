@@ -1,13 +1,14 @@
 """The keys of data=tables: the tables of nodes and edges, how labels are divided, and what is done with odd cells."""
 
+import contextlib
 import importlib.util
+import itertools
 import math
-import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import yaml
 
@@ -34,8 +35,6 @@ from parallel_epochs.pipeline.data.tables.columns import (
 from parallel_epochs.pipeline.data.tables.schema import TableSchema
 from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.run.errors import install_command
-
-MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?B)", re.IGNORECASE)
 
 
 @dataclass
@@ -167,17 +166,9 @@ class TablesConfig(DataConfig):
     )
     graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
     reading: int = reading()
-    memory_limit: str = key(
-        "4GB",
-        "Memory that DuckDB may use. It writes what does not fit to files in cache_dir.",
-        changes_numbers=False,
-    )
 
     def check_others(self, given: dict[str, str | None], run: Path) -> None:
-        others = ["data.folder", "data.schema"]
-        if self.schema is None:
-            others = ["data.edges.path"] + ["data.nodes.path"] * (self.nodes.path is not None)
-        others += ["data.label_table"] * self.has_rows
+        others = self._others()
         for name, value in given.items():
             if name.replace(".table", ".path") not in [*others, "data.folder"]:
                 raise ValueError(
@@ -204,22 +195,22 @@ class TablesConfig(DataConfig):
         return super().counts_degrees and not self.has_rows
 
     def missing_others(self, given: Collection[str]) -> list[str]:
-        without = self.without_files()
-        return [name for name, value in without.items() if value and name not in given]
+        return [name for name in self._others() if name not in given]
 
     def without_files(self) -> dict[str, Any]:
-        rows = {"data.label_table": NO_FILE} if self.has_rows else {}
+        found: dict[str, Any] = {"data.folder": None} | dict.fromkeys(self._others(), NO_FILE)
         if self.schema is not None:
-            content = schemas.without_paths(self.schema, NO_FILE)
-            return {"data.schema": content, "data.folder": None} | rows
-        nodes = None if self.nodes.path is None else NO_FILE
-        paths = {"data.edges.path": NO_FILE, "data.nodes.path": nodes, "data.folder": None}
-        return paths | rows
+            found["data.schema"] = schemas.without_paths(self.schema, NO_FILE)
+        return found
 
-    def find_marks(self, fitted: object) -> tuple:
-        from parallel_epochs.pipeline.data.tables.values import find_marks
-
-        return ((), ()) if fitted is None else find_marks(self.tables, cast(Any, fitted))
+    def _others(self) -> list[str]:
+        """Return the keys that name tables."""
+        parts: dict[str, object] = {
+            "data.edges.path": self.edges.path,
+            "data.nodes.path": self.nodes.path,
+        }
+        parts |= {"data.schema": self.schema, "data.label_table": self.has_rows or None}
+        return [name for name, value in parts.items() if value is not None]
 
     def leave_labels(self) -> None:
         self.reads_labels = False
@@ -232,22 +223,13 @@ class TablesConfig(DataConfig):
         return str(Path(self.folder or "", self.edges.path).expanduser())
 
     def sources(self) -> list[tuple[str, Path]]:
-        own = [Path(self.schema)] if isinstance(self.schema, str) else []
-        if self.label_table is not None:
-            own.append(Path(self.folder or "", self.label_table).expanduser())
-        paths = dict.fromkeys([*own, *self.all_tables()])
-        key = "data.edges.path" if self.schema is None else "data.schema"
-        nodes = {own.path for own in self.tables.nodes.values()} if self.schema is None else ()
-        return [
-            ("data.nodes.path" if path in nodes else key, path / "*" if path.is_dir() else path)
-            for path in paths
-        ]
-
-    def all_tables(self) -> list[Path]:
-        """Return the paths of all tables."""
-        if self.schema is None and self.edges.path is None:
-            return []
-        return [own.path for own in self.tables.tables() if own.path is not None]
+        found = {Path(self.schema): "data.schema"} if isinstance(self.schema, str) else {}
+        if self.schema is not None or self.edges.path is not None:
+            for own in self.tables.tables():
+                if own.path is not None:
+                    key = f"{own.key}.path" if self.schema is None else "data.schema"
+                    found.setdefault(own.path, key)
+        return [(key, path / "*" if path.is_dir() else path) for path, key in found.items()]
 
     @property
     def tables(self) -> TableSchema:
@@ -271,9 +253,9 @@ class TablesConfig(DataConfig):
             ValueError: one of them is no time, or is missing.
         """
         given = {"data.train_until": self.train_until, "data.valid_until": self.valid_until}
-        if not any(value is not None for value in given.values()):
+        if set(given.values()) == {None}:
             return None
-        first, last = (_read_time(name, value) for name, value in given.items())
+        first, last = itertools.starmap(_read_time, given.items())
         return first, last
 
     @property
@@ -310,10 +292,6 @@ class TablesConfig(DataConfig):
         check_packages()
         if self.folder is not None:
             check_folder(self.folder)
-        if not MEMORY.fullmatch(self.memory_limit):
-            raise ValueError(
-                f"data.memory_limit={self.memory_limit} is not a size. Write it as 4GB or 500MB"
-            )
         check_fractions(self.train_fraction, self.valid_fraction)
         if self.until is not None and (
             "time" not in (self.split, "time" if self.has_rows else None)
@@ -348,15 +326,10 @@ class TablesConfig(DataConfig):
             usual["reverse_relations"] = (True,)
         for name, values in usual.items():
             if (value := getattr(self, name)) not in values:
-                what = (
-                    "a label table"
-                    if self.has_rows
-                    else "several types of nodes or labels of edges"
-                )
-                key = "task.type" if name == "label_type" else f"data.{name}"
+                key = {"label_type": "task.type"}.get(name, f"data.{name}")
                 raise ValueError(
-                    f"{key}={str(value).lower()} does not fit a graph with {what} "
-                    f"({self.origin()}). Leave it out"
+                    f"{key}={str(value).lower()} does not fit a graph with several types of nodes, labels of "
+                    f"edges or a label table ({self.origin()}). Leave it out"
                 )
         paths = (self.nodes.path, self.edges.path)
         if self.schema is not None and paths != (None, None) or self.edges.bipartite and paths[0]:
@@ -407,17 +380,8 @@ class TablesConfig(DataConfig):
                 "text_neighbors=true tells a node by its links, and task=link is to predict these. Leave "
                 "it out"
             )
-        if tables.is_typed:
-            schemas.check_relation(self, relation)
-            return
-        refuse_relation(relation, self.origin())
-        kind, places = self.link_split(), [own.place for own in tables.edges.values()]
-        if kind != "random" and [place[0] for place in places if place is not None] != [kind]:
-            wanted = {"column": "data.edges.split_column", "time": "data.edges.time"}
-            raise ValueError(
-                f"task=link with data.split={kind} needs {wanted.get(kind, 'data.split_by')}, a column of "
-                "the edges, and no labels of nodes where links are divided by groups"
-            )
+        if not tables.is_typed:
+            refuse_relation(relation, self.origin())
 
 
 def _refuse_unread(tables: TableSchema) -> None:
@@ -431,22 +395,16 @@ def _refuse_unread(tables: TableSchema) -> None:
 
 def _read_time(key: str, text: str | None) -> float:
     """Return a number, or of a date the seconds since 1970, in UTC where it has no zone."""
-    try:
-        number = float(str(text))
-    except ValueError:
-        pass
-    else:
-        if not math.isfinite(number):
-            raise ValueError(f"{key}={text} is no finite time")
-        return number
-    try:
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(str(text))):
+            return number
+    with contextlib.suppress(ValueError):
         moment = datetime.fromisoformat(str(text))
-    except ValueError:
-        raise ValueError(
-            f"{key}={'null' if text is None else text} is no time. Give a number or a date such as "
-            "2024-05-31, for both data.train_until and data.valid_until"
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    raise ValueError(
+        f"{key}={'null' if text is None else text} is no time. Give a number or a date such as "
+        "2024-05-31, for both data.train_until and data.valid_until"
+    )
 
 
 def check_packages() -> None:

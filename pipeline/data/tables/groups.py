@@ -1,7 +1,5 @@
 """Groups of nodes with many edges among themselves. DuckDB holds the edges, which may exceed memory."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 
@@ -10,8 +8,6 @@ from parallel_epochs.pipeline.data.tables.sql import Database
 
 # Rounds of merging, at most: in each, a quarter of the pairs of groups may merge.
 NUM_ROUNDS = 32
-# The edges of a joined table, with what is added to the numbers of their ends.
-LINKS = "SELECT s::BIGINT + {1} AS s, t::BIGINT + {2} AS t FROM {0} WHERE s IS NOT NULL AND t IS NOT NULL"
 # This tells whether two linked groups have room together.
 FITS = """SELECT count(*) > 0 FROM between JOIN sizes AS g ON guest = g.number JOIN sizes AS h ON host = h.number
     WHERE g.size + h.size <= {largest}"""
@@ -24,40 +20,26 @@ BEST = """SELECT guest, best.number AS host FROM (
     ORDER BY host, best.rate DESC, guest"""
 
 
-@dataclass(frozen=True)
-class Links:
-    """All edges of a graph, as they stand in the database.
-
-    Attributes:
-        sql: a query of their ends, ``s`` and ``t``, numbers among all nodes of the graph.
-        num_nodes: of the graph.
-        first: number of the first node of the type with labels.
-    """
-
-    sql: str
-    num_nodes: int
-    first: int = 0
-
-
-def find_groups(db: Database, links: Links, largest: int) -> np.ndarray:
+def find_groups(db: Database, links: str, num_nodes: int, largest: int) -> np.ndarray:
     """Merge nodes along their edges into groups of bounded size.
 
     In each round a hash divides the groups into hosts and guests, and guests join hosts while there is room. Hubs have
     many edges, so that they take in few nodes that have another neighbour.
 
     Args:
+        links: a query of the ends of all edges, ``s`` and ``t``, numbers among all nodes.
+        num_nodes: of the graph.
         largest: number of nodes of a group at most.
 
     Returns:
         The number of each node's group, int64 [num_nodes], the same on every machine.
     """
-    num_nodes = links.num_nodes
     group, numbers = np.arange(num_nodes), np.arange(num_nodes)
-    db.drop("between")
+    db.execute("DROP TABLE IF EXISTS between")
     db.stage(
         "between",
-        f"SELECT s AS guest, t AS host, count(*) AS num FROM (SELECT s, t FROM ({links.sql}) UNION ALL "
-        f"SELECT t, s FROM ({links.sql})) WHERE s <> t GROUP BY ALL",
+        f"SELECT s AS guest, t AS host, count(*) AS num FROM (SELECT s, t FROM ({links}) UNION ALL "
+        f"SELECT t, s FROM ({links})) WHERE s <> t GROUP BY ALL",
         "grouping nodes",
         ordered=False,
     )
@@ -83,7 +65,7 @@ def find_groups(db: Database, links: Links, largest: int) -> np.ndarray:
             "grouping nodes",
             ordered=False,
         )
-        db.drop("between")
+        db.execute("DROP TABLE between")
         db.execute("ALTER TABLE merged RENAME TO between")
     return group
 
@@ -97,6 +79,5 @@ def _fit(host: np.ndarray, size: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 
 def _fill(db: Database, name: str, **columns: np.ndarray) -> None:
-    db.drop(name)
-    batch = pa.record_batch(columns)
-    db.fill(name, batch.schema, iter([batch]))
+    db.execute(f"DROP TABLE IF EXISTS {name}")
+    db.fill(name, pa.table(columns))

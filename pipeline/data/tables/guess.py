@@ -1,15 +1,20 @@
 """Guesses a schema from a folder of tables: kinds of columns, columns of ids, and columns that name rows of others."""
 
+import codecs
 import functools
+import itertools
 import json
 import re
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.tables import heads
-from parallel_epochs.pipeline.data.tables.source import is_nested, open_source
-from parallel_epochs.pipeline.data.tables.sql import Database, quote
+from parallel_epochs.pipeline.data.tables.source import Source, cast_time, is_nested, open_source
+from parallel_epochs.pipeline.data.tables.sql import Database, literal, quote
+from parallel_epochs.pipeline.names import SPLIT_NAMES
 from parallel_epochs.pipeline.run.words import count, listed
 
 # The end of the name of a column of ids, and names of the ends of edges.
@@ -33,33 +38,50 @@ KINDS = {
 }
 
 
+# How numbers and dates may be written, beside the usual way.
+NUMBERS: list[dict[str, str]] = [
+    {},
+    {"thousands": ","},
+    {"decimal_separator": ","},
+    {"decimal_separator": ",", "thousands": "."},
+    {"thousands": "'"},
+    {"decimal_separator": ",", "thousands": " "},
+]
+DATES: list[dict[str, str]] = [
+    {},
+    *({"dateformat": form} for form in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y")),
+]
 # The fields of a column, behind its name: which key reads it, whether it has few different values, whether all cells are
-# whole numbers, and what these cells are. An amount is a number or money with marks between its digits.
+# whole numbers, and what these cells are. An amount is a number or money with marks between its digits. A number that
+# begins with 0 is a code.
 COUNTS = rf"""SELECT CASE
     WHEN filled = 0 THEN 'is empty'
     WHEN different = 1 THEN 'has the same value in every row'
-    WHEN numbers = filled THEN 'features'
+    WHEN numbers = filled AND codes = 0 THEN 'features'
     WHEN dates = filled THEN 'dates'
     WHEN amounts = filled AND amount <> '' THEN 'holds numbers such as ' || amount ||
-        '. They are read if they have digits and a decimal point alone'
+        '. They are read if all columns write numbers alike, without other signs'
     WHEN tagged * 4 > filled THEN 'text_tags'
     WHEN words >= {FEWEST_WORDS} THEN 'text'
     WHEN is_few THEN 'categories'
+    WHEN codes > 0 THEN 'text_tags'
     WHEN different <= {UNIQUE} * filled THEN 'text_chars'
     ELSE 'has another value in almost every row' END,
     is_few, filled > 0 AND whole = filled, filled, different, is_text, filled = whole,
     coalesce(least, 0) >= 0 AND coalesce(most, 0) > 100 * greatest(coalesce(middle, 0), 1),
-    filled > 0 AND (whole = filled OR is_text AND words < {FEWEST_WORDS})
-FROM (SELECT *, numbers < filled AND dates < filled AS is_text,
+    filled > 0 AND (whole = filled OR is_text AND words < {FEWEST_WORDS}), filled > 0 AND splits = filled
+FROM (SELECT *, (numbers < filled OR codes > 0) AND dates < filled AS is_text,
     different <= least({MOST_CATEGORIES}, greatest({{num_rows}} // 4, 2)) AS is_few
 FROM (SELECT count(c) AS filled, count(DISTINCT c) AS different, count(*) FILTER (isfinite(x)) AS numbers,
     count(*) FILTER (regexp_full_match(c, '[-+]?[0-9]{{{{1,18}}}}')) AS whole,
-    count(TRY_CAST(c AS TIMESTAMPTZ)) AS dates, count(*) FILTER (contains(c, '|')) AS tagged,
+    count(d) AS dates, count(*) FILTER (regexp_full_match(c, '0[0-9]+')) AS codes,
+    count(*) FILTER (lower(trim(c)) IN ({", ".join(map(literal, SPLIT_NAMES))})) AS splits,
+    count(*) FILTER (contains(c, '|')) AS tagged,
     avg(len(string_split_regex(trim(c), '\s+'))) AS words, min(x) AS least, median(x) AS middle, max(x) AS most,
     count(*) FILTER (regexp_full_match(trim(c),
         '[-+]?[$€£]?\s?[0-9]+([.,][0-9]{{{{3}}}})*([.,][0-9]+)?\s?[$€£]?')) AS amounts,
     min(c) FILTER (x IS NULL) AS amount
-FROM (SELECT {{cell}} AS c, TRY_CAST({{cell}} AS DOUBLE) AS x FROM {{table}})))"""
+FROM (SELECT {{cell}} AS c, {{number}} AS x, {{date}} AS d FROM {{table}})))"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +94,7 @@ class Column:
         is_text, is_whole: whether some are no numbers, or all are whole numbers.
         is_skewed: whether the largest number is over 100 times the median, and none is negative.
         may_be_id: whether its cells could be ids: whole numbers, or texts of few words.
+        is_split: whether its cells are names of splits.
     """
 
     name: str
@@ -82,6 +105,7 @@ class Column:
     is_whole: bool
     is_skewed: bool
     may_be_id: bool
+    is_split: bool
 
 
 @dataclass
@@ -90,6 +114,7 @@ class Table:
 
     Attributes:
         file: its name in the folder.
+        csv: how it is written, where this is not the usual way.
         id: the column of its ids; none if there is none.
         links: the columns that name rows of others: each with the table, and the part of its values that is there.
         near: the columns that would name rows of another table but for zeros, blanks or capital letters, and this.
@@ -99,6 +124,7 @@ class Table:
     file: str
     num_rows: int
     columns: dict[str, Column]
+    csv: dict[str, str]
     id: str | None = None
     links: dict[str, tuple[str, float]] = field(default_factory=dict)
     near: dict[str, str] = field(default_factory=dict)
@@ -239,9 +265,7 @@ def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
     """Read the tables. The stamp of the files, their sizes and times, says whether they are those of before."""
     with (
         tempfile.TemporaryDirectory() as work,
-        Database(
-            Path(work), "4GB", [part for path, *_ in stamp for part in heads.members(path)]
-        ) as db,
+        Database(Path(work), [part for path, *_ in stamp for part in heads.members(path)]) as db,
     ):
         tables = [_profile(db, place, path) for place, (path, *_) in enumerate(stamp)]
         for table in tables:
@@ -259,7 +283,8 @@ def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
 
 def _profile(db: Database, place: int, path: Path) -> Table:
     """Count the cells of a table, which the database keeps as texts."""
-    source = open_source(db, f"table {path.name}", path, None)
+    csv = _sniff(heads.members(path))
+    source = open_source(db, f"table {path.name}", path, None, csv)
     lists = [name for name, kind in source.columns.items() if is_nested(kind)]
     cells = [
         f"{'NULL' if name in lists else source.text(name)} AS {quote(name)}"
@@ -268,8 +293,18 @@ def _profile(db: Database, place: int, path: Path) -> Table:
     db.stage(f"t{place}", f"SELECT {', '.join(cells)} FROM {source.relation}", "reading the tables")
     ((num_rows,),) = db.execute(f"SELECT count(*) FROM t{place}", "counting rows")
     columns = {}
+    texts = replace(source, columns=dict.fromkeys(source.columns, "VARCHAR"))
+    if source.csv is csv:  # a file of text
+        for read, ways in ((_number, NUMBERS), (_date, DATES)):
+            texts.csv = csv = csv | _choose(texts, f"t{place}", read, ways)
     for name in source.columns:
-        query = COUNTS.format(cell=quote(name), table=f"t{place}", num_rows=num_rows)
+        query = COUNTS.format(
+            cell=quote(name),
+            table=f"t{place}",
+            num_rows=num_rows,
+            number=_number(texts, name),
+            date=_date(texts, name),
+        )
         (found,) = db.execute(query, "counting cells")
         kind, is_few, is_id, *counts = found
         if name in lists:
@@ -277,7 +312,50 @@ def _profile(db: Database, place: int, path: Path) -> Table:
         elif is_id and ID.search(name):
             kind = "categories" if is_few else "holds ids of no table that is here"
         columns[name] = Column(name, kind, *counts)
-    return Table(_stem(path), path.name, num_rows, columns)
+    return Table(_stem(path), path.name, num_rows, columns, csv)
+
+
+def _number(source: Source, column: str) -> str:
+    return source.number("features", column)
+
+
+def _date(source: Source, column: str) -> str:
+    return cast_time(source.dated(column))
+
+
+def _choose(
+    source: Source, table: str, read: Callable[[Source, str], str], ways: list[dict[str, str]]
+) -> dict[str, str]:
+    """Choose the way of writing by which the most columns are read in every cell, the first of equal ones."""
+
+    def num_read(way: dict[str, str]) -> int:
+        own = replace(source, csv=way)
+        cells = " + ".join(
+            f"(count({quote(name)}) > 0 AND count({read(own, name)}) = count({quote(name)}))::INTEGER"
+            for name in source.columns
+        )
+        return source.db.execute(f"SELECT {cells} FROM {table}")[0][0]
+
+    return max(ways, key=num_read)
+
+
+def _sniff(paths: list[Path]) -> dict[str, str]:
+    """Find out what separates the columns of files of text, and whether they are UTF-8."""
+    csv = dict[str, str]()
+    for path in paths if paths[0].suffix != ".parquet" else ():
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        with open_unzipped(path) as file:
+            head = file.readline(1 << 16)
+            try:
+                for part in itertools.chain([head], iter(lambda: file.read(1 << 20), b"")):
+                    decoder.decode(part)
+            except UnicodeDecodeError:
+                csv["encoding"] = "latin-1"
+        line = head.decode("latin-1")
+        mark = max(heads.MARKS, key=line.count)
+        if heads.separator_of(path, {}) not in line and mark in line:
+            csv["delim"] = mark
+    return csv
 
 
 def _link(db: Database, tables: list[Table], place: int, column: Column) -> None:
@@ -370,6 +448,8 @@ def _write(
                     f"{_escape(table.file)}"
                 )
         start = [f"    path: {_name(table.file)}"]
+        if table.csv:
+            start.append(f"    csv: {json.dumps(table.csv)}  # how the file is written")
         if len(ends) == 2 and table.name not in named and (table.id is None or table is not own):
             edges += [
                 f"  {_name(table.name)}:",
@@ -426,8 +506,13 @@ def _write_columns(
         if is_edges
         else KINDS.keys()
     )
+    splits = [
+        name for name, own in table.columns.items() if own.is_split and name.lower() == "split"
+    ]
+    if not has_label and not (is_edges and label is None):
+        splits = []
     for column in table.columns.values():
-        if column.name in ids or has_label and column is label:
+        if column.name in ids or has_label and column is label or column.name in splits:
             continue
         why = (
             "has the name of the label"
@@ -457,6 +542,7 @@ def _write_columns(
             f"    label: {_name(label.name)}  # {label.distinct:,} different ones in "
             f"{count(label.filled, 'row')} of {table.num_rows:,}"
         )
+    lines += [f"    split_column: {_name(name)}  # train, valid and test" for name in splits[:1]]
     if is_edges and len(found.get("dates", [])) == 1:
         lines.append(f"    time: {_name(found['dates'][0])}  # for task=link data.split=time")
     return lines + left

@@ -1,8 +1,7 @@
 """Files of tables, and the names of their columns, which are checked before torch is imported."""
 
-import csv
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from csv import Error, reader
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ from parallel_epochs.pipeline.data.columns import as_text, lines_of, open_unzipp
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+# What may separate columns.
+MARKS = (",", ";", "\t", "|")
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 # A view or a default value in somebody's database can then read no other file and reach no network.
 CLOSED: dict[str, Any] = {
@@ -25,13 +24,20 @@ TABLES = """SELECT table_name, list(column_name ORDER BY column_index) FROM duck
     WHERE schema_name = 'main' AND table_oid IN (SELECT table_oid FROM duckdb_tables()) GROUP BY ALL ORDER BY 1"""
 
 
-def check(key: str, path: Path, table: str | None, named: list[tuple[str, str]]) -> None:
+def check(
+    key: str,
+    path: Path,
+    table: str | None,
+    named: list[tuple[str, str]],
+    csv: Mapping[str, str] | None = None,
+) -> None:
     """Refuse columns that a table does not have.
 
     Args:
         key: of the table, "data.nodes" or "data.edges".
         table: its name, in a DuckDB file.
         named: the columns that are read, each with the key that names it.
+        csv: how a file of text is written.
 
     Raises:
         ValueError: names the key, the table and the columns that it has.
@@ -40,7 +46,7 @@ def check(key: str, path: Path, table: str | None, named: list[tuple[str, str]])
     if first.suffix == ".parquet":
         columns = _parquet_columns(first)
     elif first.name.endswith(SUFFIXES):
-        columns = read_head(first, separator_of(first))
+        columns = read_head(first, csv or {})
     else:
         columns = database_columns(key, first, table)
     for option, column in named:
@@ -113,16 +119,7 @@ def _parquet_columns(path: Path) -> list[str]:
 def members(path: Path) -> list[Path]:
     """Return the files that a path means, in the order of their names."""
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
-        if lost := next((file for file in found if not file.exists()), None):
-            raise ValueError(
-                f"{lost} is a link to {os.readlink(lost)}, which is not there. Remove the link or mend it"
-            )
-        return found
-    if path.is_symlink() and not path.exists():
-        raise ValueError(
-            f"{path} is a link to {os.readlink(path)}, which is not there. Name a file that is"
-        )
+        return sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
     return [path] if path.exists() else sorted(path.parent.glob(path.name))
 
 
@@ -137,7 +134,7 @@ def expand(key: str, path: Path) -> list[Path]:
         raise ValueError(
             f"{path} holds no table: there is no file that ends in {', '.join(SUFFIXES)} ({key})"
         )
-    kinds = {_suffix(path) for path in paths}
+    kinds = {next(filter(path.name.endswith, SUFFIXES), path.suffix) for path in paths}
     if len(kinds) > 1:
         raise ValueError(
             f"{key}.path={path} holds files of several kinds, {' and '.join(sorted(kinds))}: give a "
@@ -146,25 +143,28 @@ def expand(key: str, path: Path) -> list[Path]:
     return paths
 
 
-def _suffix(path: Path) -> str:
-    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), path.suffix)
-
-
-def separator_of(path: Path) -> str:
+def separator_of(path: Path, csv: Mapping[str, str]) -> str:
     """Return what separates the columns of a table of text."""
-    return SEPARATORS[path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix]
+    return csv.get("delim", "\t" if ".tsv" in path.suffixes[-2:] else ",")
 
 
-def read_head(path: Path, separator: str) -> list[str]:
+def read_head(path: Path, csv: Mapping[str, str]) -> list[str]:
     """Read the names of the columns of a table of text, its first line.
 
+    Args:
+        csv: how it is written.
+
     Raises:
-        ValueError: it is no text of UTF-8, or the line names no columns, or one of them twice.
+        ValueError: it is no text, or the line names no columns, or one of them twice.
     """
+    separator, encoding = separator_of(path, csv), csv.get("encoding", "utf-8-sig")
     try:
-        with open_unzipped(path) as file, as_text(file, str(path), newline="") as text:
-            names = next(csv.reader(lines_of(text, str(path)), delimiter=separator), [])
-    except csv.Error as error:
+        with (
+            open_unzipped(path) as file,
+            as_text(file, str(path), newline="", encoding=encoding) as text,
+        ):
+            names = next(reader(lines_of(text, str(path)), delimiter=separator), [])
+    except (Error, TypeError, LookupError) as error:
         raise ValueError(f"{path} is no table of text: {error}") from None
     if not names:
         raise ValueError(f"{path} is empty: its first line is to name the columns")
@@ -175,14 +175,10 @@ def read_head(path: Path, separator: str) -> list[str]:
 def _check_names(path: Path, names: list[str]) -> None:
     """Refuse names of columns that DuckDB would not tell apart, or that nobody can name."""
     limits.check_columns(str(path), len(names))
-    if len(names) == 1 and (
-        mark := next((mark for mark in (";", "\t", "|") if mark in names[0]), None)
-    ):
-        wanted = "Tabs" if path.name.endswith((".tsv", ".tsv.gz")) else "Commas"
+    if len(names) == 1 and (mark := next((mark for mark in MARKS if mark in names[0]), None)):
         raise ValueError(
-            f"{path}: the first line is {names[0][:60]!r}, one column. {wanted} separate columns, and in "
-            f"this file {MARKS[mark]} do. Write it anew, also with decimal points: pandas.read_csv("
-            f"{path.name!r}, sep={mark!r}, decimal=',').to_csv('NEW.csv', index=False)"
+            f"{path}: the first line is {names[0][:60]!r}, one column. If {mark!r} separates columns, say "
+            f"so by the key csv of the table: csv={{delim: {mark!r}}}"
         )
     if "" in names:
         raise ValueError(

@@ -5,19 +5,20 @@ graph of a snapshot, which has the edges from before the earliest time of the sn
 """
 
 import logging
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Int
 
-from parallel_epochs.pipeline.data.tables.columns import ROW, EventColumns, NodeColumns
-from parallel_epochs.pipeline.data.tables.label_table import (
+from parallel_epochs.pipeline.data.tables.columns import (
     AGE,
     RELATION,
+    ROW,
     ROWS,
     TIME,
     TYPE,
+    EventColumns,
+    NodeColumns,
     RowTable,
 )
 from parallel_epochs.pipeline.data.tables.schema import (
@@ -40,33 +41,6 @@ PART, MADE = "label_rows", "label_rows.made"
 FAR = 20
 # Snapshots at most, if their number is chosen here.
 MOST_SNAPSHOTS = 16
-
-
-@dataclass(frozen=True)
-class Snapshots:
-    """The times at which rows are predicted from a graph of past edges.
-
-    Attributes:
-        starts: time of each snapshot, ascending.
-        of_rows: snapshot of each row.
-        times: of each row, and behind them the times at which their labels are known, infinite if nothing tells them
-            [2, num_rows].
-    """
-
-    starts: list[float]
-    of_rows: Int[np.ndarray, " num_rows"]
-    times: Float[np.ndarray, "2 num_rows"]
-
-    def number_edges(self, edges: str) -> str:
-        """Write SQL of edges with the first snapshot that is later in place of their time ``w``, -1 for one without.
-
-        Edges that are earlier than no snapshot are left out.
-        """
-        number = " + ".join(f"(w >= {start!r}::DOUBLE)::INTEGER" for start in self.starts)
-        return (
-            f"SELECT * FROM (SELECT * REPLACE (coalesce({number}, -1)::DOUBLE AS w) FROM ({edges})) "
-            f"WHERE w < {len(self.starts)}"
-        )
 
 
 def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str, Source]) -> None:
@@ -142,7 +116,7 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
                 rows.span,
                 count(num_late, "row"),
             )
-        db.fill("made", given.schema, iter(given.to_batches()))
+        db.fill("made", given)
     log.info(
         "%s: %s at %s, with %s of what was before",
         name,
@@ -162,7 +136,7 @@ def open_table(db: Database, table: NodeTable | EdgeTable) -> Source:
     if is_made(table):
         name = str(table.path)
         return Source(db, "data.rows", f"rows of {name}", MADE, [(MADE, name)], db.columns(MADE))
-    source = open_source(db, table.key, table.path, table.columns.table)
+    source = open_source(db, table.key, table.path, table.columns.table, table.columns.csv)
     columns = table.columns
     if ROW == (columns.id if isinstance(columns, NodeColumns) else columns.source):
         source = source.with_rows(ROW)
@@ -196,8 +170,15 @@ def read_times(db: Database) -> Float[np.ndarray, " num_rows"]:
     return db.column(f'"{TIME}"', MADE)
 
 
-def find_snapshots(db: Database, rows: RowTable) -> Snapshots:
-    """Divide the times of the rows into snapshots, each at the earliest of its times: one for each, if they are few."""
+def find_snapshots(
+    db: Database, rows: RowTable
+) -> tuple[list[float], Int[np.ndarray, " num_rows"], Float[np.ndarray, "2 num_rows"]]:
+    """Divide the times of the rows into snapshots, each at the earliest of its times: one for each, if they are few.
+
+    Returns:
+        The time of each snapshot, ascending; the snapshot of each row; and the time of each row, with behind them the
+        times at which their labels are known, infinite if nothing tells them.
+    """
     times = read_times(db)
     distinct, known = np.unique(times), times + (rows.length or np.inf)
     bins = np.array_split(distinct, min(MOST_SNAPSHOTS, len(distinct)))
@@ -207,9 +188,8 @@ def find_snapshots(db: Database, rows: RowTable) -> Snapshots:
         len(starts),
         count(len(distinct), "time"),
     )
-    return Snapshots(
-        starts, np.searchsorted(np.array(starts), times, side="right") - 1, np.stack([times, known])
-    )
+    of_rows = np.searchsorted(np.array(starts), times, side="right") - 1
+    return starts, of_rows, np.stack([times, known])
 
 
 def summarise(
@@ -230,8 +210,8 @@ def summarise(
         start: time of the first event of all entities, also of those that no row asks about.
 
     Returns:
-        Columns in the order of their names in :mod:`pipeline.data.tables.label_table`. Where there is no event, sums
-        and means are 0, and the time since it is that since the first event of all, or 0.
+        Columns in the order of :meth:`pipeline.data.tables.columns.Events.columns`. Where there is no event, sums and
+        means are 0, and the time since it is that since the first event of all, or 0.
     """
     code, time, *values = (column.to_numpy() for column in events.columns)
     order = np.lexsort((*values, time, code))
@@ -279,13 +259,13 @@ def _read_table(db: Database, config: Settings, table: NodeTable) -> tuple[str, 
     keys = config.rows
     assert table.path is not None
     source = open_source(db, "data.label_table", table.path, None)
-    columns = [("id", keys.id), ("time", keys.time), *[("label", keys.label)] * config.reads_labels]
+    columns = [("id", keys.id), ("time", "time"), *[("label", keys.label)] * config.reads_labels]
     for name, column in columns:
         source.require(f"data.rows.{name}", column)
-    id, shown = source.text(keys.id), source.text(keys.time)
+    id, shown = source.text(keys.id), source.text("time")
     mend = "; each row asks about a node. Correct the row, or leave it out"
     source.refuse(keys.id, f"{id} IS NULL", mend=mend)
-    time = source.time(keys.time, "data.rows.time", may_be_empty=False)
+    time = source.time("time", "data.rows.time", may_be_empty=False)
     label = source.text(keys.label) if config.reads_labels else "CAST(NULL AS VARCHAR)"
     db.stage(
         "given",
@@ -410,12 +390,13 @@ def _number(db: Database, sql: str, order: str) -> None:
 def _read_start(db: Database, entities: NodeTable, column: str) -> None:
     """Read the time since which each entity exists into the stage ``starts``."""
     assert entities.path is not None
-    source = open_source(db, "data.nodes", entities.path, entities.columns.table)
+    columns = entities.columns
+    source = open_source(db, "data.nodes", entities.path, columns.table, columns.csv)
     source.require("data.time_column", column)
     time = source.time(column, "data.time_column", may_be_empty=True)
     db.stage(
         "starts",
-        f"SELECT {source.text(entities.columns.id)} AS id, min({time}) AS since FROM {source.relation} "
+        f"SELECT {source.text(columns.id)} AS id, min({time}) AS since FROM {source.relation} "
         "GROUP BY ALL",
         "reading times",
         ordered=False,

@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import unpack
 
@@ -22,21 +21,21 @@ def describe(config: TablesConfig, packed: Tensor) -> dict[str, Columns]:
         packed: what was learned, see :class:`pipeline.data.tables.fitted.Fitted`.
     """
     (of_nodes, of_edges), nodes, edges = unpack(packed)[0], config.nodes, config.edges
-    rows: Columns = {str(nodes.id): {"x-kind": "id"}} | _values(nodes)
+    values: list[Columns] = [
+        {
+            name: {"x-kind": "date" if option == "dates" else "number"}
+            for option, name in columns.value_columns()
+        }
+        for columns in (nodes, edges)
+    ]
+    rows: Columns = {str(nodes.id): {"x-kind": "id"}} | values[0]
     rows |= {name: {"x-kind": "text"} for name, _ in nodes.text_columns()}
     for name, known in zip(nodes.categories, of_nodes.columns.categories, strict=True):
         rows[name] = {"x-kind": "category", "x-known": list(known)}
     found: Columns = {name: {"x-kind": "id"} for name in (edges.source, edges.target)}
     if edges.relation is not None:
         found[edges.relation] = {"x-kind": "relation", "x-known": list(of_edges.relations)}
-    return {"rows": rows, "edges": found | _values(edges)}
-
-
-def _values(columns: NodeColumns | EdgeColumns) -> Columns:
-    return {
-        name: {"x-kind": "date" if option == "dates" else "number"}
-        for option, name in columns.value_columns()
-    }
+    return {"rows": rows, "edges": found | values[1]}
 
 
 def check(what: str, rows: Sequence[Row], columns: Columns) -> None:

@@ -11,13 +11,11 @@ import scipy.sparse as sp
 import torch
 
 from parallel_epochs.pipeline.data.tables import labels as tables_labels
-from parallel_epochs.pipeline.data.tables.categories import one_hot, read as read_categories
-from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Columns
-from parallel_epochs.pipeline.data.tables.groups import Links, find_groups
+from parallel_epochs.pipeline.data.tables.groups import find_groups
 from parallel_epochs.pipeline.data.tables.label_rows import open_table
 from parallel_epochs.pipeline.data.tables.labels import KnownLabels, Labels
-from parallel_epochs.pipeline.data.tables.schema import NodeTable, is_made
+from parallel_epochs.pipeline.data.tables.schema import NodeTable, Settings, is_made
 from parallel_epochs.pipeline.data.tables.scores import (
     MAX_NODES,
     TextScores,
@@ -54,22 +52,6 @@ NUM_GROUPS = 20
 
 
 @dataclass
-class Neighbors:
-    """Neighbours of nodes by the edges of one table in one direction.
-
-    Attributes:
-        edges: the table of edges with the numbers of their ends, in the columns ``s`` and ``t``.
-        own, other: the columns of the nodes and of their neighbours.
-        nodes: the table of nodes of the neighbours.
-    """
-
-    edges: str
-    own: str
-    other: str
-    nodes: str
-
-
-@dataclass
 class Nodes:
     """The nodes of one type, as they stand in a part of the database, and what makes features of them.
 
@@ -82,7 +64,7 @@ class Nodes:
     """
 
     db: Database
-    config: TablesConfig
+    config: Settings
     table: NodeTable
     part: str
     num_nodes: int = 0
@@ -118,7 +100,7 @@ class Nodes:
         self._count(f"{table.path} holds no rows")
         if not table.labels:
             return
-        self.labels = tables_labels.read(source, self.config, table, self.num_nodes, known)
+        self.labels = tables_labels.read(source, self.config, self.table, self.num_nodes, known)
         if table.columns.text_features == "scores":
             check_columns(self.labels.out_channels)
 
@@ -128,19 +110,22 @@ class Nodes:
         Columns are ``number``, ``id``, ``f0``... the features, ``text0``..., ``category0``..., ``label0``..., ``split``
         and ``time``; NULL is an empty cell, or one that is no number.
         """
-        db, config, table, values = self.db, self.config, self.table, self.values
+        db, config, values = self.db, self.config, self.values
+        if is_divided and config.split is None and config.reading > 5:
+            self.table = tables_labels.find_split(source, self.table)
+        table = self.table
         columns, is_first = table.columns, config.duplicates == "first"
         chosen = [
             "(row_number() OVER () - 1)::INTEGER AS number",
             f"{source.text(columns.id)} AS id",
         ]
         chosen += [f"{cell} AS f{place}" for place, cell in enumerate(values.cells(source))]
-        for kind, names in (
-            ("text", [name for name, _ in columns.text_columns()]),
-            ("category", columns.categories),
-            ("label", [name for _, name in table.labels]),
+        for kind, read, names in (
+            ("text", source.text, [name for name, _ in columns.text_columns()]),
+            ("category", source.text, columns.categories),
+            ("label", source.plain, [name for _, name in table.labels]),
         ):
-            chosen += [f"{source.text(name)} AS {kind}{place}" for place, name in enumerate(names)]
+            chosen += [f"{read(name)} AS {kind}{place}" for place, name in enumerate(names)]
         if is_divided and table.by is not None and table.split == "time":
             time_of = source.time(table.by, "data.time_column", may_be_empty=True)
             chosen.append(f"{time_of} AS time")
@@ -170,9 +155,9 @@ class Nodes:
             "data.nodes.standardize=true scales them before",
         )
         notes += values.report(source, missing, None if fitted is None else fitted.flagged)
-        known, more = read_categories(
+        known, more = tables_labels.read_categories(
             source,
-            columns,
+            columns.categories,
             refuse_empty=values.empty == "error",
             known=None if fitted is None else fitted.categories,
             unknown=config.unknown,
@@ -187,12 +172,17 @@ class Nodes:
         if not self.num_nodes:
             raise ValueError(f"{origin}: there are no nodes")
 
-    def learn(self, neighbors: list[Neighbors], links: Links, *, is_new: bool) -> None:
+    def learn(
+        self, neighbors: list[str], links: str, num_linked: int, first: int, *, is_new: bool
+    ) -> None:
         """Learn what the features of nodes are made with, or go on with what other tables have told.
 
         Args:
-            neighbors: by each table of edges, in each direction.
-            links: all edges.
+            neighbors: by each table of edges, in each direction, a query of the ``number`` of a node and the ``id`` of
+                a neighbour.
+            links: a query of all edges, for :func:`find_groups`.
+            num_linked: nodes of all types, which these edges join.
+            first: number of the first node of this type among them.
             is_new: whether these tables tell.
         """
         columns, known = self.table.columns, self.columns
@@ -208,36 +198,28 @@ class Nodes:
         self.texts = _texts_of(self.table, are_words=are_words, num_ids=num_ids)
         for text in self.texts:
             if text.kind == "ids":
-                self._collect_ids(text.place, neighbors[text.place - num_columns])
+                self.db.stage(
+                    f"text{text.place}",
+                    f"SELECT number, string_agg(DISTINCT id, chr({ord(ID_SEPARATOR)}) ORDER BY id) AS text{text.place} "
+                    f"FROM ({neighbors[text.place - num_columns]}) GROUP BY number",
+                    "collecting the ids of neighbours",
+                    ordered=False,
+                )
         if is_new:
-            self._fit(links)
+            self._fit()
+            if self.labels is not None and columns.text_features == "scores":
+                groups = find_groups(self.db, links, num_linked, num_linked // NUM_GROUPS)
+                known.scores = self._fit_scores(self.labels, groups[first:])
             return
-        vectors = known.vectors or [
-            text.vectors for text in self.texts
-        ]  # earlier versions kept none
+        # Earlier versions kept no vectors.
+        vectors = known.vectors or [text.vectors for text in self.texts]
         for text, counted, own in zip(self.texts, known.texts, vectors, strict=True):
             text.restore(*counted, own)
         if known.scores is not None:  # nodes with scores of their own keep these
             self.columns = replace(known, scores=known.scores.among(self._digests()))
 
-    def _collect_ids(self, place: int, neighbors: Neighbors) -> None:
-        """Make a column of text of the ids of neighbours."""
-        own = f"e.{neighbors.own}"
-        self.db.stage(
-            f"text{place}",
-            f"SELECT {own} AS number, string_agg(DISTINCT n.id, chr({ord(ID_SEPARATOR)}) "
-            f"ORDER BY n.id) AS text{place} FROM {neighbors.edges} AS e JOIN {neighbors.nodes} AS n ON "
-            f"e.{neighbors.other} = n.number WHERE {own} IS NOT NULL GROUP BY {own}",
-            "collecting the ids of neighbours",
-            ordered=False,
-        )
-
-    def _fit(self, links: Links) -> None:
-        """Learn of this table.
-
-        Args:
-            links: the edges; linked nodes are to lie in one fold of the scores.
-        """
+    def _fit(self) -> None:
+        """Learn of this table."""
         columns = self.columns
         columns.latest = self._latest()
         columns.mean, columns.std = self._moments()
@@ -248,8 +230,6 @@ class Nodes:
         columns.texts = [text.counted() for text in self.texts]
         columns.kinds = [text.kind for text in self.texts]
         columns.vectors = [text.vectors for text in self.texts]
-        if self.labels is not None and self.table.columns.text_features == "scores":
-            columns.scores = self._fit_scores(self.labels, links)
 
     def _latest(self) -> np.ndarray:
         """Find the latest time of each column of dates among the training nodes, or among all where these have none."""
@@ -354,7 +334,7 @@ class Nodes:
         parts = [text.weigh(self._read_texts(text, first, last)) for text in texts]
         return sp.csr_array(sp.hstack(parts, format="csr"))
 
-    def _fit_scores(self, labels: Labels, links: Links) -> TextScores:
+    def _fit_scores(self, labels: Labels, groups: np.ndarray) -> TextScores:
         """Fit the scores of texts to the training nodes, or to MAX_NODES of them drawn at random if there are more."""
         rng, texts = stream("text scores", self.config.graph_seed), self._seen
         fitted = np.flatnonzero(labels.masks[0].numpy())
@@ -365,7 +345,6 @@ class Nodes:
             own = fitted[(fitted >= first) & (fitted < last)] - first
             terms.append(self._terms(texts, first, last)[own])
             targets.append(tables_labels.read_values(self.db, labels, first, last)[own])
-        groups = find_groups(self.db, links, links.num_nodes // NUM_GROUPS)
         num_words = sum(text.kind != "ids" for text in texts)  # ids are the last ones
         scores = fit_scores(
             fitted,
@@ -374,7 +353,7 @@ class Nodes:
             labels.metric,
             rng,
             first_id=num_words * NUM_HASHES,
-            groups=groups[links.first + fitted],
+            groups=groups[fitted],
         )
         return replace(scores, digests=self._digests()[fitted])
 
@@ -415,7 +394,7 @@ class Nodes:
             else:
                 for text in self._seen:
                     parts.append(text.transform(self._read_texts(text, first, last)))
-            parts.append(one_hot(self.db, sizes, first, last))
+            parts.append(tables_labels.one_hot(self.db, sizes, first, last))
             yield first, np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
     def write_terms(self, writer: StoreWriter) -> None:

@@ -10,17 +10,22 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from parallel_epochs.pipeline.data.relation import REVERSE, choose_relation, show
-from parallel_epochs.pipeline.data.tables import heads, label_table
+from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.columns import (
+    RELATION,
     ROW,
+    ROWS,
+    TIME,
+    TYPE,
     EdgeColumns,
     EventColumns,
+    Events,
     Named,
     NodeColumns,
     RowColumns,
+    RowTable,
+    length_of,
 )
-from parallel_epochs.pipeline.data.tables.label_table import RowTable
 from parallel_epochs.pipeline.keys import meaning_of
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
@@ -33,6 +38,7 @@ NODE_TYPE, EDGE_TYPE = "node", "edge"
 NO_INPUTS = (
     "path",
     "table",
+    "csv",
     "id",
     "label",
     "labels",
@@ -45,6 +51,8 @@ NO_INPUTS = (
 # Keys of tables of nodes that earlier versions had, with the values that are fixed now. Hashes count the first ones.
 GONE = {"max_categories": 256, "text_words": 1, "char_lengths": [2, 4], "tag_separator": "|"}
 UNHASHED = {"log_label": False, "quantiles": []}
+# How a file of text is written.
+CSV = ("delim", "encoding", "decimal_separator", "thousands", "dateformat")
 # Columns that become features of nodes.
 INPUTS = ("features", "dates", "categories", "text", "text_chars", "text_tags")
 
@@ -65,11 +73,18 @@ class Settings(Protocol):
     split_by: str | None
     time_column: str | None
     empty: str
-    reverse_relations: bool
+    duplicates: str
+    unknown: str
     reads_labels: bool
+    on_disk: bool
+    reading: int
+    graph_seed: int
+    train_fraction: float
+    valid_fraction: float
 
     def origin(self) -> str: ...
-    def link_split(self) -> str: ...
+    @property
+    def until(self) -> tuple[float, float] | None: ...
 
 
 @dataclass
@@ -188,6 +203,10 @@ class TableSchema:
         """Return all tables."""
         return [*self.nodes.values(), *self.edges.values()]
 
+    def files(self) -> list[list[Path]]:
+        """Return the files of each table."""
+        return [[] if own.path is None else heads.members(own.path) for own in self.tables()]
+
     def describe(self) -> dict[str, Any]:
         """Return what the graph depends on beside the content of the files, as JSON can hold it."""
         return {
@@ -261,9 +280,9 @@ def read_schema(config: Settings) -> TableSchema:
         config.schema is not None or of_edges or rows is not None or config.edges.bipartite
     )
     if rows is not None:
-        of_nodes, of_edges = [label_table.TYPE], []
+        of_nodes, of_edges = [TYPE], []
         _add_rows(config, draft, rows)
-    wanted = label_table.TYPE if rows is not None else config.label_type
+    wanted = TYPE if rows is not None else config.label_type
     found = [*of_nodes, *of_edges] if wanted is not None or not of_edges else of_edges
     if config.reads_labels and wanted is not None and wanted not in found:
         raise ValueError(
@@ -291,7 +310,7 @@ def read_schema(config: Settings) -> TableSchema:
             config,
             own,
             folder,
-            rows if name == label_table.TYPE else None,
+            rows if name == TYPE else None,
             is_labelled=name == labelled,
             time=draft.times.get(name, config.time_column),
             ends=draft.ends.get(name),
@@ -304,8 +323,8 @@ def read_schema(config: Settings) -> TableSchema:
             _resolve(folder, str(own.path)),
             source,
             target,
-            _place(own, None if is_typed or found else config.split_by),
-            config.empty if name != label_table.RELATION or rows is None else "zero",
+            _place(own, None if is_typed or found else config.split_by, config.split),
+            config.empty if name != RELATION or rows is None else "zero",
         )
         for name, (own, source, target) in draft.edges.items()
     }
@@ -333,7 +352,7 @@ def _node_table(
     if rows is not None:
         made = "rmse" if config.events.count else "rocauc"
         metric = config.metric or (None if rows.labels is None else made)
-        return NodeTable(own, path, labels, "time", label_table.TIME, "zero", metric)
+        return NodeTable(own, path, labels, "time", TIME, "zero", metric)
     split = config.split or ("column" if own.split_column is not None else "random")
     by = {"column": own.split_column, "random": config.split_by, "time": time}[split]
     if split == "random" and by is not None:
@@ -342,9 +361,11 @@ def _node_table(
     return NodeTable(own, path, labels, split, by, config.empty, config.metric, ends)
 
 
-def _place(own: EdgeColumns, group: str | None) -> Named | None:
+def _place(own: EdgeColumns, group: str | None, split: str | None) -> Named | None:
     """Return the kind of the column of edges that divides links, "time", "column" or "group", and its name."""
-    found = (("time", own.time), ("column", own.split_column), ("group", group))
+    by_group, column, time = ("group", group), ("column", own.split_column), ("time", own.time)
+    fits = {"time": [time], "column": [column], "random": [by_group, column, time]}
+    found = fits.get(str(split), [column, by_group, time])
     return next(((kind, column) for kind, column in found if column is not None), None)
 
 
@@ -371,6 +392,7 @@ def _add_labelled(draft: _Draft, name: str) -> None:
     draft.nodes[name] = NodeColumns(
         path=own.path,
         table=own.table,
+        csv=own.csv,
         id=ROW,
         features=[*([] if own.weight is None else [own.weight]), *own.features],
         log1p=own.log1p,
@@ -383,7 +405,9 @@ def _add_labelled(draft: _Draft, name: str) -> None:
         split_column=own.split_column,
     )
     for end, column, kind in zip(("source", "target"), (own.source, own.target), kinds):
-        columns = EdgeColumns(path=own.path, table=own.table, source=ROW, target=column)
+        columns = EdgeColumns(
+            path=own.path, table=own.table, csv=own.csv, source=ROW, target=column
+        )
         draft.edges[f"{name}_{end}"] = columns, name, str(kind)
 
 
@@ -445,7 +469,7 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
         )
     names = [name for name, _ in timed]
     found = [
-        label_table.Events(
+        Events(
             name,
             end,
             name if names.count(name) == 1 else f"{name} {end}",
@@ -453,31 +477,29 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
         )
         for name, end in timed
     ]
-    length = 0.0 if within is None else label_table.length_of(key, within)
+    length = 0.0 if within is None else length_of(key, within)
     has_age = config.time_column is not None and draft.nodes[entity].path is not None
     return RowTable(entity, found, within, length, has_age, made)
 
 
 def _add_rows(config: Settings, draft: _Draft, rows: RowTable) -> None:
     """Let the rows of a label table be nodes of a type, with an edge from the node that each is about."""
-    _refuse_names(draft, [label_table.TYPE], [label_table.RELATION])
-    path, table = config.label_table, None
+    _refuse_names(draft, [TYPE], [RELATION])
+    path = config.label_table
     if rows.labels is not None:
-        own = draft.edges[rows.labels[0]][0]
-        path, table = own.path, own.table
+        path = draft.edges[rows.labels[0]][0].path
     for name, (own, source, target) in draft.edges.items():
         draft.edges[name] = replace(without_labels(own), split_column=None), source, target
-    draft.nodes[label_table.TYPE] = NodeColumns(
+    draft.nodes[TYPE] = NodeColumns(
         path=path,
-        table=table,
-        id=label_table.ROWS,
+        id=ROWS,
         features=rows.columns(),
         log1p=rows.logarithms(),
         standardize=True,
         label=config.rows.label,
     )
-    columns = EdgeColumns(path=path, table=table, source=label_table.ROWS, target="id")
-    draft.edges[label_table.RELATION] = columns, label_table.TYPE, rows.entity
+    columns = EdgeColumns(path=path, source=ROWS, target="id")
+    draft.edges[RELATION] = columns, TYPE, rows.entity
 
 
 def _read(config: Settings) -> _Draft:
@@ -617,19 +639,18 @@ def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
         ValueError: names the table and the key.
     """
     for part, found in schema.inputs().items():
-        names, expected = [name for name, _ in found], [name for name, _ in known[part]]
+        names, expected = ([name for name, _ in tables] for tables in (found, known[part]))
         if names != expected:
             raise ValueError(
                 f"data.schema: {part} has {', '.join(names)}, and the model was trained on "
                 f"{', '.join(expected)}, in this order"
             )
-        for (name, keys), (_, old) in zip(found, known[part], strict=True):
-            for key in keys | old:
-                if keys.get(key) != old.get(key):
-                    raise ValueError(
-                        f"data.schema: {part}.{name}.{key} is {keys.get(key)}, and the model was trained "
-                        f"on {old.get(key)}"
-                    )
+        for (name, keys), (_, old) in zip(found, known[part]):
+            if other := [key for key in keys | old if keys.get(key) != old.get(key)]:
+                raise ValueError(
+                    f"data.schema: {part}.{name}.{other[0]} is {keys.get(other[0])}, and the model was trained "
+                    f"on {old.get(other[0])}"
+                )
 
 
 def without_paths(schema: object, other: str) -> dict[str, Any]:
@@ -652,14 +673,14 @@ def check_tables(config: Settings) -> None:
     """
     schema = read_schema(config)
     if config.label_table is not None:
-        path, keys = cast(Path, schema.nodes[label_table.TYPE].path), config.rows
+        path, keys = cast(Path, schema.nodes[TYPE].path), config.rows
         if not heads.is_there(path):
             raise ValueError(
                 f"data.label_table={config.label_table} does not exist; its full path is "
                 f"{path.absolute()}"
             )
         names = ("id", "time", "label") if config.reads_labels else ("id", "time")
-        named = [(f"data.rows.{name}", getattr(keys, name)) for name in names]
+        named = [(f"data.rows.{name}", getattr(keys, name, name)) for name in names]
         heads.check("data.rows", path, None, named)
     for part, tables in (("nodes", schema.nodes), ("edges", schema.edges)):
         for name, own in tables.items():
@@ -678,8 +699,6 @@ def _check(own: NodeTable | EdgeTable, part: str) -> None:
         given = getattr(columns, name, [])
         if path is None and given:
             raise ValueError(f"{key}.{name}={given} needs a table of nodes: give {key}.path")
-        if twice := [column for column in given if given.count(column) > 1]:
-            raise ValueError(f"{key}.{name} names {twice[0]} twice. Name it once")
     if path is None:
         return
     if not heads.is_there(path):
@@ -700,51 +719,13 @@ def _check(own: NodeTable | EdgeTable, part: str) -> None:
             time = "data.time_column" if key == "data.nodes" else "data.edges.time"
             wanted = time if own.split == "time" else f"{key}.split_column"
             raise ValueError(f"data.split={own.split} needs {wanted}, a column of {path}")
-    heads.check(key, path, columns.table, own.named)
-
-
-def check_relation(config: Settings, wanted: object) -> None:
-    """Refuse to learn links of a relation that the schema does not have, or without times, before the tables are read.
-
-    Relations in a column of a table are known only when it is read.
-
-    Args:
-        wanted: the relation, as task.relation names it.
-
-    Raises:
-        ValueError: names the relations, or the table that has no times.
-    """
-    schema = read_schema(config)
-    known = {
-        (own.source, name, own.target): own.columns
-        for name, own in schema.edges.items()
-        if own.columns.relation is None
-    }
-    columns = [
-        f"column {own.columns.relation} of edges.{name}"
-        for name, own in schema.edges.items()
-        if own.columns.relation is not None
-    ]
-    if columns and wanted is None:
-        raise ValueError(
-            f"task=link learns the links of one relation, and {config.origin()} has several. Choose one "
-            f"by task.relation; there are those in {' and '.join([*columns, *map(show, known)])}"
-        )
-    tables = [own.columns for own in schema.edges.values()]
-    if not columns:
-        reverse = [(target, f"{REVERSE}{name}", source) for source, name, target in known]
-        every = [*known, *reverse] if config.reverse_relations else [*known]
-        tables = [list(known.values())[choose_relation(every, wanted, config.origin())]]
-    key = {"time": "time", "column": "split_column"}.get(config.link_split())
-    if key is not None and all(getattr(own, key) is None for own in tables):
-        raise ValueError(
-            f"task.relation={show(wanted)} with data.split={config.link_split()} needs the key {key} in "
-            "the part of data.schema of this relation. Give it, or set data.split=random"
-        )
+    if wrong := columns.csv.keys() - CSV:
+        raise ValueError(f"{key}.csv names {min(wrong)}; choose among {', '.join(CSV)}")
+    heads.check(key, path, columns.table, own.named, columns.csv)
 
 
 def is_made(own: NodeTable | EdgeTable) -> bool:
     """Tell whether a table is that of the rows of a label table, or of the edges from them."""
     columns = own.columns
     first = columns.id if isinstance(columns, NodeColumns) else columns.source
-    return first == label_table.ROWS
+    return first == ROWS

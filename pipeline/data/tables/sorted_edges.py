@@ -12,7 +12,6 @@ from parallel_epochs.models.edge_index import INT32_END, choose_dtype
 from parallel_epochs.pipeline.data.incident import incident_features
 from parallel_epochs.pipeline.data.join_types import MAX_RELATIONS
 from parallel_epochs.pipeline.data.tables.fitted import Columns, Fitted
-from parallel_epochs.pipeline.data.tables.label_rows import Snapshots
 from parallel_epochs.pipeline.data.tables.schema import EdgeTable
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
@@ -61,18 +60,6 @@ class ReadEdges:
     def num_features(self) -> int:
         """Columns of features of its edges."""
         return self.values.num_features(self.fitted.flagged) + self.num_one_hot
-
-
-@dataclass
-class Counted:
-    """The sorted edges, before any is written.
-
-    Attributes:
-        in_degree: edges that end at each node [num_nodes], int64.
-    """
-
-    structure: Structure
-    in_degree: np.ndarray
 
 
 def join(
@@ -257,7 +244,7 @@ def sort(
     is_typed: bool,
     both: bool,
     loops_of: str | None = None,
-    snapshots: Snapshots | None = None,
+    snapshots: list[float] | None = None,
 ) -> None:
     """Sort the edges by destination, source and relation, in the stage ``sorted``; equal ones become one.
 
@@ -273,7 +260,7 @@ def sort(
         both: sort the reverse of each edge among them.
         loops_of: the table of nodes that get the missing self-loops, whose features are the means of those of the
             edges that end there.
-        snapshots: none without a label table.
+        snapshots: the time of each, ascending; none without a label table.
     """
     num_features = sum(own.num_features for own in edges)
     num_forward = sum(len(own.names) for own in edges) if is_typed else 0
@@ -309,7 +296,11 @@ def sort(
             f"FROM ({query}) GROUP BY {key}"
         )
     if snapshots is not None:
-        query = snapshots.number_edges(query)
+        number = " + ".join(f"(w >= {start!r}::DOUBLE)::INTEGER" for start in snapshots)
+        query = (
+            f"SELECT * FROM (SELECT * REPLACE (coalesce({number}, -1)::DOUBLE AS w) FROM ({query})) "
+            f"WHERE w < {len(snapshots)}"
+        )
     if loops_of is not None:
         loop = f"((number::BIGINT << {DST}) | (number::BIGINT << {SRC}))"
         means = [f"coalesce(avg({name} ORDER BY k), 0)::FLOAT" for name in names]
@@ -381,11 +372,14 @@ def _rows_of(
     return found
 
 
-def count(db: Database, num_nodes: int, *, has_reverse: bool) -> Counted:
+def count(db: Database, num_nodes: int, *, has_reverse: bool) -> tuple[Structure, np.ndarray]:
     """Go through the sorted edges once, and count what is there.
 
     Args:
         has_reverse: whether the reverse of each edge is among them.
+
+    Returns:
+        What was counted, and the edges that end at each node [num_nodes], int64.
     """
     in_degree, linked = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, bool)
     num_loops, num_duplicates, last = 0, 0, -1
@@ -408,13 +402,14 @@ def count(db: Database, num_nodes: int, *, has_reverse: bool) -> Counted:
         )[0][0]
     num_edges, num_isolated = int(in_degree.sum()), int(np.count_nonzero(~linked))
     structure = Structure(num_nodes, num_edges, without, num_loops, num_duplicates, num_isolated)
-    return Counted(structure, in_degree)
+    return structure, in_degree
 
 
 def write(
     db: Database,
     writer: StoreWriter,
-    counted: Counted,
+    structure: Structure,
+    in_degree: np.ndarray,
     num_features: int,
     *,
     has_relations: bool,
@@ -424,7 +419,7 @@ def write(
     ``edge_time``, infinite for an edge without a time.
     """
     names = ["r"] * has_relations + [f"v{place}" for place in range(num_features)]
-    num_nodes, num_edges = counted.structure.num_nodes, counted.structure.num_edges
+    num_nodes, num_edges = structure.num_nodes, structure.num_edges
     dtype = choose_dtype(num_nodes, num_edges)
     arrays: dict = {"edges": ((2, num_edges), dtype), "indptr": ((num_nodes + 1,), dtype)}
     if names:
@@ -448,7 +443,7 @@ def write(
             if has_times:
                 opened["edge_time"].write(first, batch["w"])
             first += len(keys)
-        indptr = np.concatenate([[0], np.cumsum(counted.in_degree)])
+        indptr = np.concatenate([[0], np.cumsum(in_degree)])
         opened["indptr"].write(0, indptr.astype(index))
 
 

@@ -3,9 +3,9 @@
 import hashlib
 import logging
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.data.tables.heads import (
 )
 from parallel_epochs.pipeline.data.tables.sql import Database, literal, pattern_of, quote
 from parallel_epochs.pipeline.names import SPLIT_NAMES, SPLITS
-from parallel_epochs.pipeline.run import limits, words
+from parallel_epochs.pipeline.run import limits
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class Source:
         relation: what stands behind FROM for all of it, in order.
         parts: the same for each of its files, with its name.
         columns: their types.
+        csv: how its files of text are written.
     """
 
     db: Database
@@ -55,6 +56,7 @@ class Source:
     relation: str
     parts: list[tuple[str, str]]
     columns: dict[str, str]
+    csv: Mapping[str, str] = field(default_factory=dict)
 
     def with_rows(self, column: str) -> "Source":
         """Return the same table with a column that holds the number of each row, from 1."""
@@ -75,6 +77,30 @@ class Source:
                 f"THEN {name}::BIGINT::VARCHAR ELSE {name}::VARCHAR END"
             )
         return f"{name}::VARCHAR"
+
+    def plain(self, column: str) -> str:
+        """Write SQL for a cell as text, in which a number has digits and a decimal point alone."""
+        text = self.text(column)
+        marks = self.csv.get("thousands", ""), self.csv.get("decimal_separator", ".")
+        if marks == ("", ".") or self.columns[column] != "VARCHAR":
+            return text
+        thousands, point = map(re.escape, marks)
+        form = (
+            rf"[-+]?([0-9]+|[0-9]{{1,3}}({thousands}[0-9]{{3}})+)({point}[0-9]*)?([eE][-+]?[0-9]+)?"
+        )
+        digits = f"replace(replace({text}, {literal(marks[0])}, ''), {literal(marks[1])}, '.')"
+        return (
+            f"CASE WHEN regexp_full_match(trim({text}), {literal(form)}) THEN {digits} "
+            f"WHEN TRY_CAST({text} AS DOUBLE) IS NULL THEN {text} END"
+        )
+
+    def dated(self, column: str) -> str:
+        """Write SQL for a cell as text, in which a date has the form 2024-05-31."""
+        text, form = self.text(column), literal(self.csv.get("dateformat", ""))
+        if form == "''" or self.columns[column] != "VARCHAR":
+            return text
+        forms = f"[{form}, {form} || ' %H:%M', {form} || ' %H:%M:%S']"
+        return f"coalesce(try_strptime({text}, {forms})::VARCHAR, {text})"
 
     def refuse_rounded(self, key: str, column: str) -> None:
         """Refuse ids that are whole numbers of a column of floats which holds no others there."""
@@ -99,11 +125,9 @@ class Source:
             value = name
         elif kind == "VARCHAR":
             # For a bare column, the reader of CSV files would do the cast itself, and fail.
-            value = (
-                cast_label(name)
-                if option in ("label", "labels")
-                else f"TRY_CAST({self.text(column)} AS DOUBLE)"
-            )
+            value = f"TRY_CAST({self.plain(column)} AS DOUBLE)"
+            if option in ("label", "labels"):
+                value = cast_label(self.plain(column))
         elif NUMBERS.match(kind):
             value = f"{name}::DOUBLE"
         else:
@@ -133,7 +157,7 @@ class Source:
         Raises:
             ValueError: the times are neither all numbers nor all dates; names the file and the row.
         """
-        text = self.text(column)
+        text = self.dated(column)
         number, date = (cast_time(text, kind) for kind in ("DOUBLE", "TIMESTAMPTZ"))
         known = [f"coalesce(isfinite({value}), false)" for value in (number, date)]
         (filled,) = self.db.execute(
@@ -155,8 +179,9 @@ class Source:
             column,
             f"NOT {known[0 if are_numbers else 1]}{f' AND {text} IS NOT NULL' if may_be_empty else ''}",
             f", which is not a {'number' if are_numbers else 'date'}",
-            f"; {kinds} such as 2024-05-31 or 2024-05-31 18:00+02:00 in every row ({option}). Correct the row, or "
-            f"{mend}",
+            f"; {kinds} such as 2024-05-31 or 2024-05-31 18:00+02:00 in every row ({option}). Correct the row, "
+            f"say how dates are written, as by {self.key}.csv={{dateformat: '%d/%m/%Y'}}, "
+            f"or {mend}",
         )
         if not are_numbers and filled[0]:
             log.info(
@@ -245,7 +270,10 @@ class Source:
         Raises:
             ValueError: names the file, the column and the first such row.
         """
-        mend = f" ({self.key}.{option})"
+        mend = (
+            f" ({self.key}.{option}). Say how numbers are written, as by {self.key}.csv={{thousands: ',', "
+            "decimal_separator: '.'}, if it is one"
+        )
         if option == "features":
             mend += f". Correct it, or give a column of dates as one of {self.key}.dates"
             if self.key == "data.nodes":
@@ -255,22 +283,6 @@ class Source:
             text = self.text(column)
             condition = f"{self.number(option, column)} IS NULL AND {text} IS NOT NULL AND lower(trim({text})) <> 'nan'"
             self.refuse(column, condition, wrong, mend)
-
-    def refuse_empty(self, column: str, condition: str, count: int) -> NoReturn:
-        """Refuse the empty cells of a column.
-
-        Args:
-            condition: SQL for whether a cell counts as empty.
-            count: such cells.
-
-        Raises:
-            ValueError: always; names the file, the column and the first such row.
-        """
-        name, row, _ = cast(tuple, self.find_row(condition))
-        raise ValueError(
-            f"{name}: row {row}, column {column} is empty; {count:,} rows in all are affected. "
-            "data.empty=zero takes them for zeros"
-        )
 
     def warn_rounded(self, table: str, columns: dict[str, str], mend: str) -> None:
         """Say in the log which columns hold whole numbers that float32 rounds.
@@ -314,30 +326,16 @@ class Source:
             ValueError: names the file, the column and the first such row.
         """
         for column in columns:
-            if found := self.find_row(
-                f"{self.number(option, column)} {condition}", self.text(column)
-            ):
-                name, row, (text,) = found
-                raise ValueError(f"{name}: row {row}, column {column} holds {text}{reason}")
+            self.refuse(column, f"{self.number(option, column)} {condition}", reason)
 
-    def report_empty(self, option: str, column: str, count: int, *, empty: str, filled: str) -> str:
-        """Say what becomes of the empty cells of a column of numbers.
-
-        Args:
-            count: cells that are no number.
-            empty: what is done with such a cell, as data.empty says it.
-            filled: what such a cell is taken for.
+    def refuse_empty(self, column: str, condition: str, count: int) -> None:
+        """Refuse cells of a column that count as empty.
 
         Raises:
-            ValueError: a cell is neither a number nor empty, or it is empty and is to be refused.
+            ValueError: names the file, the column and the first such row.
         """
-        if option != "dates":  # which :meth:`time` has checked
-            self.refuse_wrong_numbers(option, [column])
-        if empty == "error":
-            cell = self.text(column) if option == "dates" else self.number(option, column)
-            self.refuse_empty(column, f"{cell} IS NULL", count)
-        flag = ", with a column that marks them" if empty == "flag" else ""
-        return f"{words.count(count, 'empty cell')} in {column}, taken for {filled}{flag}"
+        end = f"; {count:,} rows in all are affected. data.empty=zero takes them for zeros"
+        self.refuse(column, condition, mend=end)
 
 
 def is_nested(kind: str) -> bool:
@@ -359,12 +357,15 @@ def cast_time(text: str, kind: str = "TIMESTAMPTZ") -> str:
     return f"TRY_CAST(regexp_replace({text}, '\\s+([+-][0-9:]+)$', '\\1') AS {kind})"
 
 
-def open_source(db: Database, key: str, path: Path, table: str | None) -> Source:
+def open_source(
+    db: Database, key: str, path: Path, table: str | None, csv: Mapping[str, str] | None = None
+) -> Source:
     """Open a table that :func:`heads.check` has seen: one file, a folder of files, or those that a pattern means.
 
     Args:
         key: of the configuration, "data.nodes" or "data.edges".
         table: its name, in a DuckDB file.
+        csv: how a file of text is written.
 
     Raises:
         ValueError: it is none of a format that is known; the message names the file.
@@ -378,7 +379,9 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
         return Source(db, key, name, relation, [(relation, name)], db.columns(relation))
     if table is not None:
         raise ValueError(f"{key}.table={table}: {path} is not a DuckDB file. Leave it out")
-    parts = [(_relation([path]), str(path)) for path in paths]
+    if csv is None or paths[0].suffix == ".parquet":
+        csv = {}
+    parts = [(_relation([path], csv), str(path)) for path in paths]
     columns = [db.columns(part) for part, _ in parts]
     limits.check_columns(str(path), max(map(len, columns)))
     for (_, name), other in zip(parts, columns):
@@ -387,16 +390,16 @@ def open_source(db: Database, key: str, path: Path, table: str | None) -> Source
                 f"{name} has the columns {', '.join(other)}, and {parts[0][1]} has "
                 f"{', '.join(columns[0])}: the files of a table must have the same columns and types"
             )
-    return Source(db, key, str(path), _relation(paths), parts, columns[0])
+    return Source(db, key, str(path), _relation(paths, csv), parts, columns[0], csv)
 
 
-def _relation(paths: list[Path]) -> str:
+def _relation(paths: list[Path], csv: Mapping[str, str]) -> str:
     """Write what stands behind FROM for files of one kind. Cells of text files are texts: nothing is guessed."""
     names, first = f"[{', '.join(literal(pattern_of(path)) for path in paths)}]", paths[0]
     if first.suffix == ".parquet":
         return f"read_parquet({names})"
-    separator, longest = separator_of(first), limits.limit(limits.LINE)
-    head = read_head(first, separator)
+    separator, longest = separator_of(first, csv), limits.limit(limits.LINE)
+    head = read_head(first, csv)
     columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in head)
     ends = ""
     if any(
@@ -407,6 +410,6 @@ def _relation(paths: list[Path]) -> str:
         ends = f", new_line={literal(line)}"
     return (
         f"read_csv({names}, columns={{{columns}}}, auto_detect=false, header=true, delim={literal(separator)}, "
-        f"quote='\"', escape='\"'{ends}, max_line_size={longest}, "
+        f"quote='\"', escape='\"'{ends}, max_line_size={longest}, encoding={literal(csv.get('encoding', 'utf-8'))}, "
         f"buffer_size={max(longest, USUAL_BUFFER)}, compression='{'gzip' if first.suffix == '.gz' else 'none'}')"
     )

@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.run import limits, pulse
 from parallel_epochs.pipeline.run.errors import FileError
-from parallel_epochs.pipeline.run.limits import LINE
 from parallel_epochs.pipeline.run.memory import format_bytes
 
 log = logging.getLogger(__name__)
@@ -36,19 +35,18 @@ class Database:
 
     Args:
         folder: holds the file and what does not fit into memory, under names that begin with "work-".
-        memory_limit: of DuckDB, such as "4GB".
         paths: the files that queries may read or write.
 
     Raises:
         FileError: it cannot be made.
     """
 
-    def __init__(self, folder: Path, memory_limit: str, paths: Iterable[Path] = ()):
+    def __init__(self, folder: Path, paths: Iterable[Path] = ()):
         self.folder = folder
         path, spill = folder / "work-tables.duckdb", folder / "work-spill"
         shutil.rmtree(spill, ignore_errors=True)  # of a process that was killed
         settings: dict[str, Any] = {
-            "memory_limit": memory_limit,
+            "memory_limit": f"{limits.limit(limits.TABLES)}B",
             "threads": torch.get_num_threads(),
             "temp_directory": str(spill),
             "autoinstall_known_extensions": False,
@@ -150,10 +148,6 @@ class Database:
         finally:
             self.execute("SET schema = main")
 
-    def drop(self, name: str) -> None:
-        """Delete a stage that no other needs any more."""
-        self.execute(f"DROP TABLE IF EXISTS {name}")
-
     def has(self, name: str) -> bool:
         """Tell whether a stage is complete."""
         return bool(
@@ -182,31 +176,18 @@ class Database:
         """Return the columns of what can stand behind FROM, with their types."""
         return {row[0]: row[1] for row in self.execute(f"DESCRIBE SELECT * FROM {relation}")}
 
-    def fill(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Make a table of what another reader has read, unless it is there."""
-        if self.has(name):
-            return
-        with self._explaining("reading the tables"):
-            self._connection.execute("BEGIN")
-            try:
-                self._connection.register("batch", schema.empty_table())
-                self._connection.execute(f"CREATE TABLE {name} AS SELECT * FROM batch")
-                for batch in batches:
-                    pulse.beat("reading the tables", pulse.State.LONG)
-                    self._connection.register("batch", pa.Table.from_batches([batch]))
-                    self._connection.execute(f"INSERT INTO {name} SELECT * FROM batch")
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            finally:
-                self._connection.unregister("batch")
+    def fill(self, name: str, rows: pa.Table) -> None:
+        """Make a table of rows in memory, unless it is there."""
+        if not self.has(name):
+            with self._explaining("reading the tables"):
+                self._connection.register("rows_in_memory", rows)
+                self._connection.execute(f"CREATE TABLE {name} AS SELECT * FROM rows_in_memory")
+                self._connection.unregister("rows_in_memory")
 
     def fill_names(self, table: str, names: Mapping[str, int], number: str = "number") -> None:
         """Make a table of names, ``name``, and of their numbers, unless it is there."""
         columns = [pa.array(names.keys(), pa.string()), pa.array(names.values(), pa.int32())]
-        batch = pa.record_batch(columns, names=["name", number])
-        self.fill(table, batch.schema, iter([batch]))
+        self.fill(table, pa.table(columns, names=["name", number]))
 
     def stream(
         self, sql: str, doing: str = "reading the tables"
@@ -232,7 +213,7 @@ class Database:
             yield
         except duckdb.OutOfMemoryException as error:
             raise FileError(
-                f"{doing}: data.memory_limit is too low, or {self.folder} has no space left for what does "
+                f"{doing}: the limit {limits.TABLES} is too low, or {self.folder} has no space left for what does "
                 f"not fit ({format_bytes(shutil.disk_usage(self.folder).free)} are free): "
                 f"{_first_line(error)}"
             ) from error
@@ -269,11 +250,9 @@ def _explain(error: duckdb.Error) -> str:
         ]
         reason = lines[0] if lines else _first_line(error)
         if reason.startswith("Invalid unicode"):
-            reason = (
-                "it is not UTF-8 text. Convert the file, for example by iconv -f LATIN1 -t UTF-8"
-            )
+            reason = "it is not UTF-8 text. Say so by the key csv of the table, as in csv={encoding: latin-1}"
         if long := re.match(r"Maximum line size of (\d+) bytes", reason):
-            reason = f"it has more than {format_bytes(int(long[1]))}. If that is right, raise the limit {LINE}"
+            reason = f"it has more than {format_bytes(int(long[1]))}. If that is right, raise the limit {limits.LINE}"
         return f"{file[1] if file else 'the table'}: line {found[1]}: {reason}"
     return f"{file[1]}: {_first_line(error)}" if file else _first_line(error)
 

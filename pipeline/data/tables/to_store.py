@@ -39,15 +39,14 @@ from parallel_epochs.pipeline.data.tables import (
 )
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import Fitted, pack, unpack
-from parallel_epochs.pipeline.data.tables.groups import LINKS, Links
-from parallel_epochs.pipeline.data.tables.heads import members
-from parallel_epochs.pipeline.data.tables.nodes import Neighbors, Nodes, write_names
+from parallel_epochs.pipeline.data.tables.nodes import Nodes, write_names
 from parallel_epochs.pipeline.data.tables.schema import TableSchema, check_inputs, is_made
 from parallel_epochs.pipeline.data.tables.sorted_edges import ReadEdges
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database
 from parallel_epochs.pipeline.data.tables.values import values_of
 from parallel_epochs.pipeline.graph.store import StoreWriter
+from parallel_epochs.pipeline.graph.structure import Structure
 from parallel_epochs.pipeline.names import FIRST_SOURCE, ROW_TIMES, SNAPSHOT, TEXT_SCORES
 from parallel_epochs.pipeline.run import limits, pulse
 from parallel_epochs.pipeline.run.words import count
@@ -60,7 +59,7 @@ UNZIPPED = 1 << 20
 
 def hash_content(tables: TableSchema) -> str:
     """Compute a digest of the files of the tables, and of the schema where there are several types of nodes."""
-    found = [[] if own.path is None else members(own.path) for own in tables.tables()]
+    found = tables.files()
     described = [json.dumps(tables.describe(), sort_keys=True)] if tables.is_typed else []
     parts = (
         [*label(("".join(path.suffixes[-2:]), path) for path in paths), "|"]
@@ -107,7 +106,7 @@ def write_store(
     """
     config.check()
     schema = config.tables
-    paths = [path for own in config.all_tables() for path in members(own)]
+    paths = list(itertools.chain(*schema.files()))
     for path in (path for path in paths if path.suffix == ".gz"):
         check_zipped(path)
     known = labels = None
@@ -123,7 +122,7 @@ def write_store(
             _check_columns(config, schema, known)
         if begins:
             writer.put(FITTED, packed)
-    with Database(writer.folder, config.memory_limit, paths) as db:
+    with Database(writer.folder, paths) as db:
         made = _Preparation(db, config, schema, writer, learned, divides=learned is None or begins)
         on_stage("reading nodes")
         sources = made.open_edges()
@@ -132,9 +131,9 @@ def write_store(
         made.learn()
         types, plan = made.make_types()
         on_stage("sorting edges")
-        counted = made.sort(sum(types.counts))
+        structure, in_degree = made.sort(sum(types.counts))
         on_stage("writing the store")
-        made.write(types, plan, counted)
+        made.write(types, plan, structure, in_degree)
 
 
 @dataclass
@@ -241,16 +240,16 @@ class _Preparation:
 
     def learn(self) -> None:
         """Learn what the features of each type are made with, when the edges are joined."""
-        joined = [
-            LINKS.format(
-                f"{own.part}.joined", self.first[own.table.source], self.first[own.table.target]
-            )
-            for own in self.edges
-        ]
         num_nodes = sum(own.num_nodes for own in self.nodes.values())
+        links = " UNION ALL ".join(
+            f"SELECT s::BIGINT + {self.first[own.table.source]} AS s, t::BIGINT + {self.first[own.table.target]} "
+            f"AS t FROM {own.part}.joined WHERE s IS NOT NULL AND t IS NOT NULL"
+            for own in self.edges
+        )
         for name, own in self.nodes.items():
             neighbors = [
-                Neighbors(f"{each.part}.joined", start, end, f"{self.nodes[other].part}.nodes")
+                f"SELECT e.{start} AS number, n.id FROM {each.part}.joined AS e JOIN {self.nodes[other].part}.nodes AS n "
+                f"ON e.{end} = n.number WHERE e.{start} IS NOT NULL"
                 for each in self.edges
                 for kind, other, start, end in (
                     (each.table.source, each.table.target, "s", "t"),
@@ -258,9 +257,10 @@ class _Preparation:
                 )
                 if kind == name
             ]
-            links = Links(" UNION ALL ".join(joined), num_nodes, self.first[name])
             with self.db.part(own.part):
-                own.learn(neighbors, links, is_new=self.learned is None)
+                own.learn(
+                    neighbors, links, num_nodes, self.first[name], is_new=self.learned is None
+                )
 
     def make_types(self) -> tuple[GraphTypes, Plan]:
         """Name the types and relations, and plan the features of types without.
@@ -299,16 +299,16 @@ class _Preparation:
             edge_columns=places,
         ), plan
 
-    def sort(self, num_nodes: int) -> tables_edges.Counted:
+    def sort(self, num_nodes: int) -> tuple[Structure, np.ndarray]:
         """Sort and count the edges."""
         config, schema = self.config, self.schema
         both = config.reverse_relations if schema.is_typed else config.to_undirected
         hides = bool(config.hide_labelled) and schema.labels_edges and self._hide()
         snapshots = None
         if schema.rows is not None:
-            snapshots = label_rows.find_snapshots(self.db, schema.rows)
-            self.writer.put(SNAPSHOT, torch.from_numpy(snapshots.of_rows))
-            self.writer.put(ROW_TIMES, torch.from_numpy(snapshots.times))
+            snapshots, of_rows, times = label_rows.find_snapshots(self.db, schema.rows)
+            self.writer.put(SNAPSHOT, torch.from_numpy(of_rows))
+            self.writer.put(ROW_TIMES, torch.from_numpy(times))
         tables_edges.sort(
             self.db,
             self.edges,
@@ -331,11 +331,11 @@ class _Preparation:
             is_hidden = tables_labels.find_hidden(
                 self.db, own.labels, by_time=by_time, is_new=self.divides
             )
-        rows = pa.record_batch({"number": is_hidden.nonzero().squeeze(1).numpy()})
+        rows = pa.table({"number": is_hidden.nonzero().squeeze(1).numpy()})
         for table in self.edges:
             if table.table.columns.source == own.table.columns.id:
                 with self.db.part(table.part):
-                    self.db.fill("hidden", rows.schema, iter([rows]))
+                    self.db.fill("hidden", rows)
                 table.hides = True
         log.info(
             "%s of %s edges send no messages, as they are predicted or later (task.hide_labelled)",
@@ -344,20 +344,28 @@ class _Preparation:
         )
         return bool(len(rows))
 
-    def write(self, types: GraphTypes, plan: Plan, counted: tables_edges.Counted) -> None:
+    def write(
+        self, types: GraphTypes, plan: Plan, structure: Structure, in_degree: np.ndarray
+    ) -> None:
         """Write every array and value of the store."""
         db, schema, writer = self.db, self.schema, self.writer
         num_features = sum(own.num_features for own in self.edges)
         has_times = schema.rows is not None or any(own.table.place for own in self.edges)
         tables_edges.write(
-            db, writer, counted, num_features, has_relations=schema.is_typed, has_times=has_times
+            db,
+            writer,
+            structure,
+            in_degree,
+            num_features,
+            has_relations=schema.is_typed,
+            has_times=has_times,
         )
         if schema.labelled is not None:
             own = self.nodes[schema.labelled]
             with db.part(own.part):
                 own.write_terms(writer)
         summary: dict[str, object] = {"num_nodes": sum(types.counts), "num_categories": 0}
-        summary |= {"x_source": "data", "structure": dataclasses.asdict(counted.structure)}
+        summary |= {"x_source": "data", "structure": dataclasses.asdict(structure)}
         if schema.is_typed:
             summary |= {"num_categories": len(self.nodes), SCHEMA: types.to_value()}
         if schema.is_typed or types.widths[0]:
@@ -450,13 +458,13 @@ def _check_columns(config: TablesConfig, schema: TableSchema, known: list[Fitted
     # Behind the texts there may be the words of names and the ids of neighbours. Earlier versions kept no kinds.
     kept = [kind for kind in columns.kinds if kind not in ("names", "ids")]
     for what, now, before in (
-        ("numbers and dates of nodes", values_of(nodes).num_features([]), len(columns.mean)),
-        ("categories", len(nodes.columns.categories), len(columns.categories)),
-        ("texts", num_texts, len(kept) if columns.kinds else num_texts),
-        ("numbers and dates of edges", values_of(edges).num_features([]), len(known[1].mean)),
+        ("numbers and dates of nodes", values_of(nodes).num_features([]), columns.mean),
+        ("categories", len(nodes.columns.categories), columns.categories),
+        ("texts", num_texts, kept if columns.kinds else range(num_texts)),
+        ("numbers and dates of edges", values_of(edges).num_features([]), known[1].mean),
     ):
-        if now != before:
+        if now != len(before):
             raise ValueError(
                 f"{config.origin()}: the keys name {count(now, 'column')} of {what}, and those of the run "
-                f"that train.init names {before}. Name the same columns, or leave train.init out"
+                f"that train.init names {len(before)}. Name the same columns, or leave train.init out"
             )

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
-from parallel_epochs.pipeline.data.tables.fitted import Fitted, unpack
-from parallel_epochs.pipeline.data.tables.schema import EdgeTable, NodeTable, TableSchema
+from parallel_epochs.pipeline.data.tables.fitted import Fitted
+from parallel_epochs.pipeline.data.tables.schema import EdgeTable, NodeTable
 from parallel_epochs.pipeline.data.tables.source import Source
 from parallel_epochs.pipeline.data.tables.sql import Database, literal
+from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -96,18 +96,19 @@ class Values:
             flagged: places of the columns whose empty cells are marked; none: of those that have some.
         """
         notes = []
-        for place, ((option, name), count) in enumerate(zip(self.columns, missing)):
-            if count:
-                is_marked = flagged is None or place in flagged
-                notes.append(
-                    source.report_empty(
-                        option,
-                        name,
-                        count,
-                        empty="zero" if self.empty == "flag" and not is_marked else self.empty,
-                        filled="the mean" if self.is_standardized(option) else "zeros",
-                    )
-                )
+        for place, ((option, name), num) in enumerate(zip(self.columns, missing)):
+            if not num:
+                continue
+            if option != "dates":  # which :meth:`Source.time` has checked
+                source.refuse_wrong_numbers(option, [name])
+            if self.empty == "error":
+                cell = source.text(name) if option == "dates" else source.number(option, name)
+                source.refuse_empty(name, f"{cell} IS NULL", num)
+            note = f"{count(num, 'empty cell')} in {name}, taken for "
+            note += "the mean" if self.is_standardized(option) else "zeros"
+            if self.empty == "flag" and (flagged is None or place in flagged):
+                note += ", with a column that marks them"
+            notes.append(note)
         source.refuse_values(
             "features",
             self.log1p,
@@ -201,36 +202,6 @@ def values_of(table: NodeTable | EdgeTable) -> Values:
     """Return the columns of numbers and of dates of a table."""
     columns = table.columns
     return Values(columns.value_columns(), columns.log1p, columns.standardize, table.empty)
-
-
-def find_marks(schema: TableSchema, fitted: Tensor) -> tuple:
-    """Return which columns of a prepared graph mark the empty cells of others, of nodes and of edges; an empty
-    weight counts as 0.
-
-    Args:
-        fitted: what the preparation learned of the tables.
-    """
-    known, _ = unpack(fitted)
-    nodes = [
-        {
-            column: len(own.columns.mean) + number
-            for number, place in enumerate(own.columns.flagged)
-            for column in values_of(table).columns_of(place)
-        }
-        for own, table in zip(known, schema.nodes.values())
-    ]
-    edges, first = list[dict[int, int]](), int(schema.is_typed)  # behind the number of the relation
-    for own, table in zip(known[len(nodes) :], schema.edges.values(), strict=True):
-        values = values_of(table)
-        marks = {
-            first + column: first + values.num_features([]) + number
-            for number, place in enumerate(own.flagged)
-            if values.columns[place][0] != "weight"
-            for column in values.columns_of(place)
-        }
-        edges += [marks] * (len(own.relations) if schema.is_typed else 1)
-        first += values.num_features(own.flagged)
-    return nodes, edges
 
 
 def describe_dates(table: str, column: str, latest: float | None) -> float:

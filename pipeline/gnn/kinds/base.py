@@ -13,7 +13,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.data.learned import FITTED, Learned
+from parallel_epochs.pipeline.data.column_names import find_marks
+from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -180,7 +181,7 @@ class Kind(ABC):
             like=learned_of(self.config.train.init, self.config.data.is_stored),
         )
         self.check_data(data)
-        data[MARKS] = self.config.data.find_marks(data.get(FITTED))
+        data[MARKS] = find_marks(self.config.data, data)
         return data
 
     def models(self, data: Data) -> dict[str, dict]:

@@ -12,12 +12,16 @@ from parallel_epochs.pipeline.data.tables import heads
         ("id,size,size", "names the column 'size' twice; it is to name each column once"),
         ("id,size,Size", "the columns 'size' and 'Size' differ only by case"),
         ("", "is empty: its first line is to name the columns"),
+        (
+            "id;size",
+            "one column. If ';' separates columns, say so by the key csv .*: csv={delim: ';'}",
+        ),
     ],
 )
 def test_names_of_columns_that_nobody_can_tell_apart(tmp_path, line, message):
     (path := tmp_path / "nodes.csv").write_text(line)
     with pytest.raises(ValueError, match=message):
-        heads.read_head(path, ",")
+        heads.read_head(path, {})
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ BAD = {
         NODES.replace("y,2", "y,two"),
         EDGES,
         {},
-        "nodes.csv: row 2, column a holds 'two', which is not a finite",
+        "nodes.csv: row 2, column a holds 'two', which is not a finite .* as by data.nodes.csv=",
     ),
     "infinite": (
         NODES.replace("y,2", "y,1e39"),
@@ -505,7 +505,7 @@ def test_a_split_by_time_learns_from_the_earliest(tmp_path, caplog, times):
         ]
     for until, message in (
         ((times[0], None), "data.valid_until=null is no time"),
-        (("nan", "9"), "nan is no finite"),
+        (("nan", "9"), "nan is no time"),
         (("soon", "9"), "=soon is no time"),
         ((times[0], times[1]), "the first must not be later"),
     ):
@@ -782,7 +782,7 @@ def test_a_full_disk_is_named_and_the_next_goes_on(tmp_path, megabytes, whole):
 
 
 def test_a_request_to_stop_ends_a_long_query(tmp_path):
-    with Database(tmp_path, "500MB") as db, StopRequest():
+    with Database(tmp_path) as db, StopRequest():
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         start = time.monotonic()
         with pytest.raises(Stopped):
@@ -796,28 +796,30 @@ def test_a_request_to_stop_ends_a_long_query(tmp_path):
 
 
 @pytest.mark.slow
-def test_sorting_spills_to_the_disk_under_the_limit(tmp_path):
+def test_sorting_spills_to_the_disk_under_the_limit(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     ends = rng.integers(0, 5000, (2, 600_000))
     pd.DataFrame(
         {"source": ends[0], "target": ends[1], **{name: rng.random(600_000) for name in "pqr"}}
     ).to_parquet(tmp_path / "edges.parquet")
     parts = {"path": "edges.parquet", "features": ["p", "q", "r"]}  # 38 MB of sorted rows
-    wide, narrow = (
-        load(tmp_path, config_of(tmp_path, {}, parts, memory_limit=limit, graph_seed=seed))
-        for seed, limit in enumerate(("1GB", "40MB"))
-    )
+
+    def read(limit: str, seed: int):
+        monkeypatch.setenv("PARALLEL_EPOCHS_MAX_TABLES", limit)
+        return load(tmp_path, config_of(tmp_path, {}, parts, graph_seed=seed))
+
+    wide, narrow = read("1GB", 0), read("40MB", 1)
     assert (
         torch.equal(wide.edge_attr, narrow.edge_attr) and wide.content_hash != narrow.content_hash
     )
-    with pytest.raises(FileError, match="data.memory_limit is too low, or .* has no space left"):
-        load(tmp_path, config_of(tmp_path, {}, parts, memory_limit="1MB", graph_seed=2))
+    with pytest.raises(FileError, match="MAX_TABLES is too low, or .* has no space left"):
+        read("1MB", 2)
 
 
 def test_the_content_of_files_counts_and_of_large_ones_samples(tmp_path, monkeypatch):
     config = small(tmp_path)
     before = cache.hash_content(config)
-    assert cache.hash_content(dataclasses.replace(config, memory_limit="1GB")) == before
+    assert cache.hash_content(dataclasses.replace(config, graph_seed=1)) == before
     columns = [
         dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, **options))
         for options in ({}, {"categories": ["a"]}, {"categories": ["split"]})
@@ -903,11 +905,17 @@ def test_nodes_of_one_group_are_in_one_split(tmp_path):
     [
         ({"split_column": "nobody"}, "data.edges.split_column=nobody: .* has no such column"),
         ({"split_column": "team"}, "row 1, column team holds 't1'; a cell of the split is train"),
-        ({"split_column": "fold", "split": "time"}, "data.split=time needs data.edges.time"),
+        (
+            {"split_column": "fold", "split": "time"},
+            "data.split=time: .* has no times. Name their column by data.edges.time",
+        ),
         ({"split_by": "nobody"}, "data.split_by=nobody: .* has no such column"),
         ({"split_by": "odd"}, "row 1, column odd is empty; every row needs a group"),
-        ({"split_by": "team", "labels": True}, "data.split=group needs data.split_by"),
-        ({"split": "column"}, "data.split=column needs data.edges.split_column"),
+        (
+            {"split_by": "team", "labels": True},
+            "has no groups. data.split_by is for one table of edges, without labels",
+        ),
+        ({"split": "column"}, "has no splits. Name their column by data.edges.split_column"),
     ],
 )
 def test_columns_that_cannot_divide_links_are_refused(keys, message, tmp_path):
@@ -916,3 +924,29 @@ def test_columns_that_cannot_divide_links_are_refused(keys, message, tmp_path):
         config.check()
         config.check_links()
         cache.load_links(config, tmp_path)
+
+
+@pytest.mark.parametrize("reading", [5, 6])
+def test_a_column_called_split_divides_the_nodes(tmp_path, reading):
+    columns = {"path": "nodes.csv", "label": "kind", "features": ["a"]}
+    nodes = NODES + "".join(f"n{i},1,u,{('test', 'valid', 'train')[i % 3]}\n" for i in range(30))
+    data = load(tmp_path, small(tmp_path, nodes, node_columns=columns, reading=reading))
+    is_own = data.test_mask[4:].tolist() == [i % 3 == 0 for i in range(30)]
+    assert is_own == (reading == 6)
+
+
+def test_a_column_called_split_of_other_words_is_not_the_split(tmp_path):
+    nodes = NODES.replace("val\n", "north\n")
+    columns = {"path": "nodes.csv", "label": "kind", "features": ["a"]}
+    assert load(tmp_path, small(tmp_path, nodes, node_columns=columns)).train_mask.sum() == 1
+
+
+def test_numbers_and_labels_are_read_as_the_table_says(tmp_path):
+    nodes = 'id,a,kind\nx,"1.234,5","2,5"\ny,"-0,5","1.000"\nz,7,3\nw,"1e3","0,1"\n'
+    csv = {"decimal_separator": ",", "thousands": "."}
+    columns = {"path": "nodes.csv", "features": ["a"], "label": "kind", "csv": csv}
+    data = load(tmp_path, small(tmp_path, nodes, node_columns=columns))
+    assert data.x[:, 0].tolist() == [1234.5, -0.5, 7, 1000] and data.metric == "rmse"
+    assert data.y[:, 0].tolist() == pytest.approx([2.5, 1000, 3, 0.1])
+    with pytest.raises(ValueError, match="row 1, column a holds '1.5', which is not a finite"):
+        load(tmp_path, small(tmp_path, nodes.replace("1.234,5", "1.5"), node_columns=columns))

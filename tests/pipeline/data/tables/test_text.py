@@ -20,7 +20,7 @@ from parallel_epochs.pipeline.data.tables import (
 from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.fitted import unpack
-from parallel_epochs.pipeline.data.tables.groups import LINKS, Links, find_groups
+from parallel_epochs.pipeline.data.tables.groups import find_groups
 from parallel_epochs.pipeline.data.tables.scores import (
     NUM_FOLDS,
     TextScores,
@@ -140,12 +140,11 @@ def test_groups_are_of_bounded_size_and_of_linked_nodes(tmp_path):
     ]
     ends += [np.array([[99], [100]]), np.stack([np.full(100, 200), np.arange(100)])]
     source, target = np.concatenate(ends, axis=1)
-    with Database(tmp_path, "1GB") as db:
-        edges = pa.record_batch({"s": source, "t": target})
-        db.fill("joined", edges.schema, iter([edges]))
-        group = find_groups(db, Links(LINKS.format("joined", 3, 3), 206), 25)
+    with Database(tmp_path) as db:
+        db.fill("joined", pa.table({"s": source, "t": target}))
+        group = find_groups(db, "SELECT s + 3 AS s, t + 3 AS t FROM joined", 206, 25)
         assert np.array_equal(
-            group, find_groups(db, Links("SELECT t + 3 AS s, s + 3 AS t FROM joined", 206), 25)
+            group, find_groups(db, "SELECT t + 3 AS s, s + 3 AS t FROM joined", 206, 25)
         )
     sizes = np.bincount(group)
     ends = group[source + 3], group[target + 3]

@@ -283,8 +283,8 @@ BAD = {
         {},
         {},
         "row 1, column a holds '1', which is not a date; cells are empty, or dates "
-        r"such as 2024-05-31 .*\(data.nodes.dates\). Correct the row, or give a column of numbers as one of "
-        "data.nodes.features",
+        r"such as 2024-05-31 .*\(data.nodes.dates\). Correct the row, .* as by data.nodes.csv=.*, or give a column of "
+        "numbers as one of data.nodes.features",
     ),
     "words": (
         {"dates": ["split"]},
@@ -310,7 +310,7 @@ BAD = {
         {},
         {"features": ["p"], "log1p": ["p"]},
         {"edge_rows": EDGES.replace(",8,", ",-1,")},
-        "edges.csv: row 4, column p holds -1, but data.edges.log1p needs values above -1",
+        "edges.csv: row 4, column p holds .-1., but data.edges.log1p needs values above -1",
     ),
     "another column": (
         {},

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.data.learned import FITTED
+from parallel_epochs.pipeline.data.column_names import find_marks
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.gnn.base import summaries
 from parallel_epochs.pipeline.gnn.base.method import TooLong
@@ -61,7 +61,7 @@ def test_both_ends_of_a_relation_and_a_second_hop_by_hand(tmp_path):
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
     config = TablesConfig(schema=str(tmp_path / "shop.yaml"), split="random", empty="flag")
     data = load(config, tmp_path / "cache")
-    data[MARKS] = config.find_marks(data[FITTED])
+    data[MARKS] = find_marks(config, data)
     users, plan = summarise(data, 0)
     np.testing.assert_allclose(users[:, :13], standardised(OF_USERS), atol=1e-6)
     np.testing.assert_allclose(summarise(data, 1)[0][:, :12], standardised(OF_ITEMS), atol=1e-6)
