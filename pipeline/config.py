@@ -58,7 +58,8 @@ class TrainConfig:
     )
     patience: int = key(
         20,
-        "Stop after this many evaluations without a better validation metric. 0: never.",
+        "Stop after this many evaluations without a better validation metric, but not before half as many epochs "
+        "again as the best evaluation had: what learns slowly rests longer. 0: never.",
         minimum=0,
     )
 

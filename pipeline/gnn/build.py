@@ -117,11 +117,10 @@ def open_data(
     parts, components = [(None, data)], None
     if is_new and describes or config.data.components != "all":
         parts, components = find_parts(config, data, is_new=is_new)
-    config = keys.replaced(config, settle(Setup(config, data, device)))
-    config = keys.replaced(config, bases.settle(config, parts[0][1]))
     setups = [begin_at_base(config, device, number, part, verify=is_new) for number, part in parts]
     if config.partition.num_parts == keys.AUTO:
         config = keys.replaced(config, {"partition.num_parts": memory.choose_num_parts(setups)})
+    config = keys.replaced(config, settle(Setup(config, data, device)))
     for setup in setups:  # what does not fit is refused before anything is written or trained
         setup.config = config
         if setup.number is not None:

@@ -27,8 +27,9 @@ class PartitionConfig:
         unless=WITHOUT_CLUSTERS,
     )
     num_parts: keys.Number = key(
-        4,
-        "Number of clusters of a partition. auto: as few as fit into memory.",
+        keys.AUTO,
+        "Number of clusters of a partition. auto: as few as fit into memory; 4 at least with METIS, with several "
+        "ranks, and for a graph of more than 262,144 edges.",
         minimum=1,
         may_be_auto=True,
         unless={"partition.name": ("whole",), **WITHOUT_CLUSTERS},
@@ -205,13 +206,11 @@ class TaskConfig:
         "of both, whichever validation favours.",
         before="none",
     )
-    base_seconds: keys.Number = key(
-        keys.AUTO,
-        "Number of seconds that all simple methods together may take, by an "
-        "estimate (base=auto). auto: a fifth of the network's time, 1 at least and 180 at most; a "
-        "run that is resumed keeps what it began with.",
-        minimum=0.0,
-        may_be_auto=True,
+    base_seconds: float = key(
+        60.0,
+        "Number of seconds that all simple methods together may take, by an estimate. The log names each method that "
+        "needs more.",
+        minimum=0,
         when={"task.base": ("auto",)},
     )
     candidate: str = key(

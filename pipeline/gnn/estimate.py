@@ -1,4 +1,4 @@
-"""Says what memory a run may use, and how long a network is trained, from sizes alone."""
+"""Says what memory a run may use, from sizes alone."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,6 @@ import torch
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory, parse_bytes
 
-# Seconds of an epoch and its evaluation for each edge and channel of a layer, and for each node and pair of channels.
-SECONDS_PER_MESSAGE, SECONDS_PER_PRODUCT = 6e-9, 1.5e-9
-# Seconds in which an evaluation ranks a candidate of a source.
-SECONDS_PER_RANK = 5e-9
 # Size of a block of the whole graph that is computed at a time.
 BLOCK_NODES, BLOCK_EDGES = 1 << 16, 1 << 22
 
@@ -57,27 +53,6 @@ class Machine:
                 f", {limit} for each of {self.num_sharing} ranks," if self.num_sharing > 1 else ""
             )
         return f"{limit} a rank, 80 % of what {self.holder} has,"
-
-
-def seconds_of_training(
-    config: GNNConfig, num_nodes: int, num_edges: int, num_ranked: int = 0
-) -> float:
-    """Estimate the seconds that a network is trained on a core, from sizes alone.
-
-    A run that stops early is taken to have three times as many evaluations as its patience.
-
-    Args:
-        num_ranked: candidates of all sources that an evaluation ranks.
-    """
-    train, model = config.train, config.model
-    epochs = (
-        min(train.epochs, 3 * train.patience * train.eval_every) if train.patience else train.epochs
-    )
-    width, depth = model.hidden_channels, model.num_layers
-    ranking = epochs / train.eval_every * num_ranked * SECONDS_PER_RANK
-    return ranking + epochs * depth * width * (
-        SECONDS_PER_MESSAGE * num_edges + SECONDS_PER_PRODUCT * num_nodes * width
-    )
 
 
 def machine_of(config: GNNConfig) -> Machine:

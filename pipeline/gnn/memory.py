@@ -40,6 +40,8 @@ from parallel_epochs.pipeline.run.seeds import stream
 log = logging.getLogger(__name__)
 # Nodes of the batches that are measured: so few that it takes a second at most, so many that the rest is proportion.
 FEW, MORE = 256, 512
+# partition.num_parts=auto: the whole graph has so many edges at most; others, and METIS, have so many clusters at least.
+MOST_WHOLE_EDGES, NUM_PARTS = 1 << 18, 4
 # Batches that are ready before the model asks for them, as BackgroundRounds makes them.
 PREFETCH = 2
 # Bytes of a node of the graph for a partition while it is drawn, on top of those of a step and an evaluation.
@@ -121,11 +123,22 @@ class Footprint:
 def choose_num_parts(setups: Sequence[Setup]) -> int:
     """Choose the number of clusters: as few as the memory holds, so that most edges are kept.
 
+    Ranks and METIS need several clusters, and on a large graph several steps an epoch learn sooner.
+
     Raises:
         ValueError: even the most clusters take more; the message says what is too large.
     """
     setup = max(setups, key=lambda setup: setup.data.num_nodes)
-    machine, found = machine_of(setup.config), measure(setup)
+    config, machine = setup.config, machine_of(setup.config)
+    is_whole = (
+        config.partition.is_random
+        and config.partition.clusters_per_step == config.parallel.num_ranks == 1
+        and setup.data.num_edges <= MOST_WHOLE_EDGES
+    )
+    fewest = 1 if is_whole else min(NUM_PARTS, setup.data.num_nodes)
+    if not is_known(setup):
+        return fewest
+    found = measure(setup)
     # Two nodes to a cluster: batch norm needs them.
     most = max(setup.data.num_nodes // (2 * found.clusters_per_step), 1)
     least = 1 + bisect.bisect_left(
@@ -136,10 +149,15 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
             f"partition.num_parts=auto: {machine.describe_budget()} is too little: even clusters of two "
             f"nodes take {format_bytes(found.total(most))} a rank"
         )
+    chosen = max(least, fewest)
+    kept = f", which keep about {1 / chosen:.0%} of the edges," * config.partition.is_random
     log.info(
-        "partition.num_parts=auto: %s clusters for %s", f"{least:,}", machine.describe_budget()
+        "partition.num_parts=auto: %s%s for %s",
+        "the whole graph" if chosen == 1 else f"{chosen:,} clusters",
+        "" if chosen == 1 else kept,
+        machine.describe_budget(),
     )
-    return least
+    return chosen
 
 
 def report(setup: Setup) -> None:

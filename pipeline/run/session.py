@@ -27,6 +27,8 @@ FORMAT = 2
 LARGEST_GROWTH = 1e4
 # Steps between two checks that all ranks have the same weights.
 STEPS_OF_CHECK = 100
+# A run that stops early has had so many times the epochs of the best evaluation.
+LONGER = 1.5
 
 
 def check_settings(folder: Path, saved: dict, settings: dict[str, Any]) -> None:
@@ -85,7 +87,8 @@ class Session:
         folder: the run directory, which exists; rank 0 writes to it.
         data_hash: of what is trained on; a checkpoint of other data is refused.
         settings: what the numbers depend on; a checkpoint of other settings is refused.
-        patience: evaluations without a better validation metric before the run ends; 0 for never.
+        patience: evaluations without a better validation metric before the run ends, which has had half as many epochs
+            again as the best one; 0 for never.
         allow_rescale: whether a checkpoint of another number of ranks may be resumed.
         open_tracker: opens what the rounds are recorded by as well, see :class:`pipeline.run.log.RunLog`.
         on_best: called by the first rank after the best evaluation so far, when its checkpoint is saved.
@@ -216,9 +219,11 @@ class Session:
 
     def finished(self, trainer: Trainer) -> bool:
         """Tell whether nothing is left to do."""
+        progress = trainer.progress
         if (
-            0 < self._patience <= trainer.progress.num_worse
-            and trainer.progress.round < trainer.num_rounds
+            0 < self._patience <= progress.num_worse
+            and progress.epochs >= LONGER * (progress.best_epoch or 0)
+            and progress.round < trainer.num_rounds
         ):
             log.info(
                 "no better validation metric in %s: stopping", count(self._patience, "evaluation")

@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 
-from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.gnn import estimate
 from parallel_epochs.pipeline.gnn.base import fusion
 from parallel_epochs.pipeline.gnn.base.fit import SECONDS, Base
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
-from parallel_epochs.pipeline.gnn.loaders.snapshots import size_of_pass
-from parallel_epochs.pipeline.names import BASE_COLUMNS, MARKS, ranks_at
+from parallel_epochs.pipeline.names import BASE_COLUMNS, MARKS
 from parallel_epochs.pipeline.run import checkpoint, pulse, read_back
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.log import format_score
@@ -29,9 +26,7 @@ from parallel_epochs.pipeline.run.log import format_score
 log = logging.getLogger(__name__)
 
 # Raise it when the methods score otherwise, so that they are fitted again.
-FORMAT = 12
-# All simple methods may take this part of the network's time, and a number of seconds between these.
-PART, FEWEST_SECONDS, MOST_SECONDS = 0.2, 1, 3 * SECONDS
+FORMAT = 13
 # A method is chosen for so many nodes, or whole graphs, at most.
 MOST_NODES = 300_000
 
@@ -66,7 +61,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
         raise ValueError(
             f"task.base={config.task.base}: this task has no simple methods. Leave it out"
         )
-    seconds = float(config.task.base_seconds if is_chosen else SECONDS)
+    seconds = config.task.base_seconds if is_chosen else SECONDS
     shape = None if kind.takes_pairs else (task.num_rows, task.out_channels)
     settings = [FORMAT, config.task.base, seconds, task.metric, config.data.components, shape]
     settings += [kind.test_graph(task) is not None, *data.get(MARKS, ())]
@@ -95,21 +90,6 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
             base.seconds,
         )
     return base
-
-
-def settle(config: GNNConfig, data: Graph) -> dict[str, float]:
-    """Return the value of task.base_seconds if it is "auto" and a method is chosen: a part of the network's time."""
-    if (
-        config.task.base != keys.AUTO
-        or config.task.base_seconds != keys.AUTO
-        or config.why_no_base()
-    ):
-        return {}
-    num_ranked = 0
-    if config.predicts_links and ranks_at(config.task.metric or data.metric):
-        num_ranked = (len(data.valid_pairs) + len(data.test_pairs)) * data.num_nodes
-    whole = estimate.seconds_of_training(config, *size_of_pass(data), num_ranked)
-    return {"task.base_seconds": float(min(MOST_SECONDS, max(FEWEST_SECONDS, round(PART * whole))))}
 
 
 def _why_not(data: Graph, task: Task) -> str | None:

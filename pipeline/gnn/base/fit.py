@@ -1,6 +1,7 @@
 """The scores of the best simple method, at which a run may begin: out of fold for training rows."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -164,7 +165,9 @@ def fit_base(
             inputs.seconds = seconds * PARTS.get(each, 1.0)
             found[each] = _choose(inputs, each, seed, found.get("linear"))
         except FAILURES as error:
-            log.info("task.base=%s is left out: %s", each, one_line(error))
+            needed = error.seconds / PARTS.get(each, 1.0) if isinstance(error, TooLong) else 0.0
+            hint = f"; task.base_seconds={math.ceil(needed)} allows it" if needed else ""
+            log.info("task.base=%s is left out: %s%s", each, one_line(error), hint)
     for best in sorted(found, key=lambda each: found[each].score, reverse=True):
         log.info(
             "task.base=auto: %s; valid %s",

@@ -1,6 +1,7 @@
 """Simple methods read the columns of nodes or graphs, and their sums over neighbours."""
 
 import copy
+import logging
 import math
 from dataclasses import asdict
 from functools import cached_property
@@ -22,6 +23,8 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.names import SNAPSHOT, TERMS, WHOLE_DEGREE, merit
 from parallel_epochs.pipeline.run.seeds import stream
+
+log = logging.getLogger(__name__)
 
 # Seconds for each column of each edge that is summarised.
 OF_COLUMN = 3e-8
@@ -58,11 +61,14 @@ class Inputs:
                 slice(nodes.start, nodes.stop),
                 types.widths[types.names.index(types.labelled)],
             )
-        self.has_relations = (
-            not self.are_graphs
-            and OF_COLUMN * data.num_edges * max(sum(types.widths), 1) < seconds / 3
-        )
-        self._hops: list[Tensor] = []
+        of_relations = 3 * OF_COLUMN * data.num_edges * max(sum(types.widths), 1)
+        self.has_relations = not self.are_graphs and of_relations < seconds
+        if not self.are_graphs and not self.has_relations:
+            log.info(
+                "simple methods: no summaries of neighbours; task.base_seconds=%d allows them",
+                math.ceil(of_relations),
+            )
+        self.has_loops, self._hops = True, list[Tensor]()
         self._moments = dict[int, tuple[Tensor, Tensor]]()
         self.kept: tuple[int, Tensor, Any] | None = None
         self.plan: Summaries | None = None
@@ -73,6 +79,18 @@ class Inputs:
         """The normalised adjacency of the edges, each of weight 1."""
         return NormalizedAdjacency(
             self.data.edge_index, self.data.num_nodes, degree=self.data.get(WHOLE_DEGREE)
+        )
+
+    @cached_property
+    def _looped(self) -> NormalizedAdjacency:
+        """The normalised adjacency with a loop at each node."""
+        if not self.has_loops:
+            return self.adjacency
+        loops = torch.arange(self.data.num_nodes, dtype=self.data.edge_index.dtype)
+        edges = torch.cat([self.data.edge_index.as_tensor(), loops.expand(2, -1)], dim=1)
+        degree = self.data.get(WHOLE_DEGREE)
+        return NormalizedAdjacency(
+            edges, self.data.num_nodes, degree=None if degree is None else degree + 1
         )
 
     @cached_property
@@ -104,8 +122,8 @@ class Inputs:
     def hop(self, number: int) -> Float[Tensor, "num_own columns"]:
         """Return the columns of the rows that may have labels, after some steps along the edges.
 
-        Each step multiplies by the normalised adjacency (SGC, https://arxiv.org/abs/1902.07153). With several types of
-        nodes, hop 1 are the summaries by relation.
+        Each step multiplies by the normalised adjacency with a loop at each node (SGC,
+        https://arxiv.org/abs/1902.07153). With several types of nodes, hop 1 are the summaries by relation.
         """
         if not self._hops:
             self._hops.append(
@@ -115,9 +133,7 @@ class Inputs:
             )
         while len(self._hops) <= number:
             self._hops.append(
-                self.adjacency @ self._hops[-1]
-                if len(self.data.types.names) == 1
-                else self.relations
+                self._looped @ self._hops[-1] if len(self.data.types.names) == 1 else self.relations
             )
         return self._hops[number]
 
@@ -133,6 +149,7 @@ class Inputs:
 
     def follow(self, fitted: dict[str, Any]) -> None:
         """Summarise as for what was fitted."""
+        self.has_loops = fitted.get("loops", False)  # models before version 0.7 have none
         if fitted.get("plan") is not None:
             self.plan = Summaries(**fitted["plan"])
 

@@ -32,9 +32,12 @@ LOGITS, ABSENT = (4.0, -2.0), -30.0
 SCALINGS = {"none": "not scaled", "one": "one scale", "each": "each column scaled"}
 # Columns that numbers are predicted by one at a time, steps of a fit, columns of all hops and weights of a model of
 # terms at most.
-MOST_LINES, MOST_STEPS, MOST_COLUMNS, MOST_WEIGHTS = 5, 100, 2_000, 1 << 23
-# Columns and scalings are compared on so many training rows at most, by regressions of these strengths.
-COARSE_ROWS, COARSE_STRENGTHS = 3_000, (0.01, 1.0, 100.0)
+MOST_LINES, MOST_STEPS, MOST_COLUMNS, MOST_WEIGHTS = 5, 100, 20_000, 1 << 23
+# A deviation so many times the median is that of a column of another unit.
+UNLIKE = 10.0
+# Columns and scalings are compared on so many training rows at most, by regressions of these strengths; those of few
+# rows are logistic.
+COARSE_ROWS, COARSE_STRENGTHS, FEW_ROWS = 3_000, (0.01, 1.0, 100.0), 1_000
 # Seconds for each logit, and for each of its columns or terms, in a step of a fit, and for each pair of columns in a
 # regression; and fits to all rows or four folds.
 OF_NUMBER, OF_CELL, OF_TERM, OF_PAIR, NUM_FITS = 2e-9, 1e-10, 1e-9, 1e-10, 7
@@ -189,9 +192,15 @@ def _lines(inputs: Inputs) -> Iterator[Method]:
 def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield linear models of the columns and with the scaling that are the best on some training rows.
 
-    Regressions on all classes at once choose columns and scaling.
+    Where there are many training rows, ridge regressions on all classes at once choose columns and scaling.
     """
     refuse_much(inputs)
+    num_train = int(inputs.labels.train.sum())
+
+    def is_long(width: int) -> bool:
+        of_step = NUM_FITS * inputs.task.out_channels * (OF_NUMBER + OF_CELL * width)
+        return inputs.labels.are_values or num_train * MOST_STEPS * of_step > inputs.seconds
+
     hops, widths = range(inputs.num_hops + 1), dict[tuple[int, ...], int]()
     # With one hop alone, unscaled columns are those of one scale with another C.
     choices: list[tuple[tuple[int, ...], str]] = [
@@ -201,10 +210,12 @@ def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
     rows, best, seconds = inputs.draw(inputs.labels.train, COARSE_ROWS, seed), None, 0.0
     for of_hops, scaling in choices:
         widths[of_hops] = width = sum(inputs.hop(hop).size(1) for hop in of_hops)
-        seconds += OF_PAIR * COARSE_ROWS * width**2
+        num_rows = min(num_train, COARSE_ROWS)
+        seconds += OF_PAIR * num_rows * width * min(width, num_rows)
         if width > MOST_COLUMNS or best is not None and seconds > inputs.seconds / 4:
             continue
-        scores = _scores(inputs, rows, of_hops, scaling, COARSE_STRENGTHS, is_quick=True)
+        is_quick = num_train > FEW_ROWS or is_long(width)
+        scores = _scores(inputs, rows, of_hops, scaling, COARSE_STRENGTHS, is_quick=is_quick)
         if best is None or max(scores) > best[0]:
             best = max(scores), of_hops, scaling
     if best is None:
@@ -213,10 +224,8 @@ def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
             f"{inputs.hop(0).size(1):,}"
         )
     _, of_hops, scaling = best
-    of_step = NUM_FITS * inputs.task.out_channels * (OF_NUMBER + OF_CELL * widths[of_hops])
-    is_long = int(inputs.labels.train.sum()) * MOST_STEPS * of_step > inputs.seconds
-    kinds = {True} if inputs.labels.are_values else {is_long}
-    if not inputs.labels.are_values and not inputs.labels.are_classes:
+    kinds = {is_long(widths[of_hops])}
+    if not inputs.labels.are_classes:
         kinds.add(True)  # on some data, ridge regression of a binary task is better
     found = {
         is_quick: _scores(inputs, rows, of_hops, scaling, STRENGTHS, is_quick=is_quick)
@@ -347,7 +356,9 @@ def fit_hops(
         mean, std = inputs.moments(hop)
         std = torch.where(std <= 1e-6 * mean.abs(), 0.0, std)
         if scaling == "one":
-            std = std.square().mean().sqrt().expand(len(std))
+            # Columns of another unit than most, such as a degree beside shares of words, keep a scale of their own.
+            alike = std <= UNLIKE * std[std > 0].quantile(0.5, interpolation="nearest")
+            std = std.where(~alike, std[alike].square().mean().sqrt())
         scales.append(torch.where(std > 0, std, 1.0) if scaling != "none" else torch.ones_like(std))
     fitted = {
         "hops": list(hops),
@@ -360,7 +371,7 @@ def fit_hops(
     found = fit_linear(x[:, own], y, inputs.labels, strength, is_quick=is_quick)
     weight = torch.zeros(x.size(1) + 1, y.size(1), dtype=torch.float64)
     weight[:-1][own], weight[-1] = found[:-1], found[-1]
-    return {**fitted, "weight": weight, "plan": inputs.kept_plan}
+    return {**fitted, "weight": weight, "plan": inputs.kept_plan, "loops": True}
 
 
 def _columns(inputs: Inputs, fitted: dict, chosen: Tensor | slice) -> Tensor:

@@ -34,4 +34,13 @@ class Method:
 
 
 class TooLong(ValueError):
-    """A method would take longer than it may, or more memory."""
+    """A method would take longer than it may, or more memory.
+
+    Args:
+        reason: what is too much.
+        seconds: that the method would take, by the estimate; 0 where time is not the reason.
+    """
+
+    def __init__(self, reason: str, seconds: float = 0.0):
+        super().__init__(reason)
+        self.seconds = seconds

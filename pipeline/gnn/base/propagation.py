@@ -132,7 +132,9 @@ def refuse_long(inputs: Inputs, num_steps: int) -> None:
     """
     seconds = OF_MESSAGE * num_steps * inputs.data.num_edges * inputs.task.out_channels
     if seconds > inputs.seconds:
-        raise TooLong(f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s")
+        raise TooLong(
+            f"it would take some {seconds:.2g} s, and may take {inputs.seconds:.3g} s", seconds
+        )
 
 
 def predict_many_steps(

@@ -1,5 +1,6 @@
 """Trees on own columns, on summaries of the neighbours and edges, and on the labels of neighbours."""
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,10 +21,12 @@ from parallel_epochs.pipeline.gnn.base.method import Method, TooLong
 from parallel_epochs.pipeline.gnn.base.propagation import PRIOR, both_steps, weights_of_labels
 from parallel_epochs.pipeline.gnn.tasks.row import RowTask
 
+log = logging.getLogger(__name__)
+
 # They are fitted to so many training rows at most, and compared on so many.
 MOST_ROWS, COARSE_ROWS, COARSE_TREES = 50_000, 5_000, 30
-# Boosting puts the values of a column into so many bins. With few rounds, each goes a longer way.
-NUM_BINS, MANY_ROUNDS = 63, 100
+# Boosting puts the values of a column into so many bins. With fewer rounds than these, each goes so long a way.
+NUM_BINS, RATES, LAST_RATE = 63, {30: 0.4, 100: 0.2}, 0.1
 # Boosting stops early where so many rows can spare this part of them, with a row of each class. The last number is the
 # logit of a class that no row has.
 LEAST_TO_STOP, SPARED, ABSENT = 200, 0.1, -30.0
@@ -99,6 +102,7 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     Forests choose the columns, since they are fitted sooner.
     """
     train, best, tried = inputs.labels.train, None, choices(inputs)
+    too_long = dict[str, float]()
     for fit, cost, noun in KINDS:
         for parts in tried if best is None else [best[1]]:
             size = (
@@ -106,8 +110,10 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
                 columns_of(inputs, train, parts).size(1),
                 inputs.task.out_channels,
             )
-            num_trees = int(min(cost.most, inputs.seconds * SHARE / cost.of_one(*size)))
+            seconds = cost.of_one(*size) / SHARE
+            num_trees = int(min(cost.most, inputs.seconds / seconds))
             if num_trees < cost.least:
+                too_long[f"{noun.format(cost.least)} on {', '.join(parts)}"] = seconds * cost.least
                 continue
             model = fit(
                 inputs,
@@ -121,7 +127,16 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
             if best is None or score > best[0]:
                 best = score, parts, fit, noun, num_trees
     if best is None:
-        raise TooLong(f"trees would take longer than {inputs.seconds:.3g} s")
+        raise TooLong(
+            f"trees would take longer than {inputs.seconds:.3g} s", min(too_long.values())
+        )
+    for name, seconds in too_long.items():
+        log.info(
+            "simple methods: %s would take some %.2g s, and may take %.3g s (task.base_seconds)",
+            name,
+            seconds,
+            inputs.seconds,
+        )
     _, parts, fit, noun, num_trees = best
     of = GRAPHS[parts] if inputs.are_graphs else f"columns ({', '.join(parts)})"
     yield Method(
@@ -327,7 +342,7 @@ def fit_boosted(
                 n_iter_no_change=10,
                 validation_fraction=SPARED,
                 max_bins=NUM_BINS,
-                learning_rate=0.1 if num_rounds >= MANY_ROUNDS else 0.2,
+                learning_rate=next((RATES[few] for few in RATES if num_rounds < few), LAST_RATE),
             ),
             x[has.numpy()],
             values,
@@ -414,5 +429,5 @@ class Cost(NamedTuple):
 
 KINDS = (
     (fit_forest, Cost(10, 100, True), "forest of {} trees"),
-    (fit_boosted, Cost(30, 200, False), "boosted trees, at most {} rounds,"),
+    (fit_boosted, Cost(10, 300, False), "boosted trees, at most {} rounds,"),
 )

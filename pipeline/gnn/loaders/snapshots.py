@@ -36,15 +36,6 @@ def rows_of(data: Data, number: int) -> Int[Tensor, " num_rows"]:
     ).nonzero().squeeze(1)
 
 
-def size_of_pass(data: Data) -> tuple[int, int]:
-    """Return the nodes and edges of one pass over a graph: over all snapshots, where there are some."""
-    if not (number := num_snapshots(data)):
-        return data.num_nodes, data.num_edges
-    first = data.types.nodes_of(data.types.labelled).start
-    times, num_rows = data.edge_time[data.edge_index.as_tensor()[1] < first], data.num_nodes - first
-    return first * number + num_rows, int((number - times.clamp(min=0)).sum()) + num_rows
-
-
 def take_snapshot(data: Data, number: int) -> Graph:
     """Return the graph of a snapshot: its rows behind all other nodes, and the edges from before its time.
 

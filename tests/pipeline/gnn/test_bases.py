@@ -550,28 +550,6 @@ def test_a_run_that_names_no_method_begins_at_the_best_one(kind, tmp_path):
     assert saved.task.base == "auto"
 
 
-def test_a_run_that_is_resumed_with_more_epochs_keeps_the_time_of_its_methods(
-    tmp_path, monkeypatch, caplog
-):
-    """It reads the scores that it was trained with, though a longer training would allow its methods more time."""
-    monkeypatch.setattr(bases, "PART", 1000)
-    caplog.set_level("INFO")
-    cache, asked = tmp_path / "cache", graph_of("classes", tmp_path / "graph.pt")
-    options = {
-        "cache_dir": cache,
-        "task.candidate": "offset",
-        "model.hidden_channels": 64,
-        "verbose": False,
-    }
-    pe.train(None, *asked, "task.base=auto", folder=tmp_path / "run", **options)
-    kept = {path.name for path in cache.rglob("*-base-*")}
-    seconds = schema.load(tmp_path / "run" / "config.yaml").task.base_seconds
-    assert len(kept) == 1 and bases.FEWEST_SECONDS < seconds < 60
-    pe.train(None, resume=tmp_path / "run", epochs=30, verbose=False)
-    assert {path.name for path in cache.rglob("*-base-*")} == kept
-    assert schema.load(tmp_path / "run" / "config.yaml").task.base_seconds == seconds
-
-
 def test_a_graph_on_the_disk_has_no_method_of_its_own(tmp_path, caplog):
     caplog.set_level("INFO")
     config = cli.compose_config(

@@ -16,7 +16,6 @@ from parallel_epochs.pipeline.gnn.config import NewDataConfig
 from parallel_epochs.pipeline.gnn.loaders.snapshots import (
     num_snapshots,
     rows_of,
-    size_of_pass,
     take_snapshot,
 )
 from parallel_epochs.pipeline.gnn.tasks import row as tasks_row
@@ -116,11 +115,6 @@ def test_fractions_of_rows_have_their_borders_between_two_times(folder, tmp_path
 def test_a_snapshot_has_the_edges_from_before_its_time_and_no_message_from_a_row(folder):
     data, orders = opened(folder).data, make_orders()
     assert num_snapshots(data) == len(TIMES)
-    views = [take_snapshot(data, number) for number in range(len(TIMES))]
-    assert size_of_pass(data) == (
-        sum(view.num_nodes for view in views),
-        sum(view.num_edges for view in views),
-    )
     for number, time in enumerate(TIMES):
         view = take_snapshot(data, number)
         src, dst = view.edge_index.as_tensor().long()
