@@ -35,8 +35,16 @@ if TYPE_CHECKING:
 # layers and channels of the run.
 MODELS: dict[str, dict] = {
     "deepergcn": {"name": "deepergcn"},
+    "sums": {"name": "deepergcn", "aggr": "softmax_sum"},
+    "dropout": {
+        "name": "deepergcn",
+        "aggr": "mean",
+        "num_mlp_layers": 1,
+        "dropout": 0.5,
+        "input_dropout": 0.5,
+    },
     "sage": {"name": "pyg", "conv": "SAGEConv"},
-    "gcn": {"name": "pyg", "conv": "GCNConv", "root_weight": True},
+    "gcn": {"name": "pyg", "conv": "GCNConv", "root_weight": True, "norm": "batch"},
     "gatv2": {"name": "pyg", "conv": "GATv2Conv", "kwargs": {"heads": 4}},
 }
 TYPED: dict[str, dict] = {
