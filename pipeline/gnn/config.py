@@ -598,23 +598,6 @@ RULES = (
     ),
     Rule(TABLE, "train.precision", ("fp32", "bf16"), "sparse gradients cannot be unscaled"),
     Rule({"kernel": ("pyg",)}, "model.name", ("pyg",), "other models have no layers of PyG's"),
-    *(
-        Rule(
-            {"partition.num_parts": (keys.AUTO,)},
-            name,
-            allowed,
-            f"{why}. Give a number, or leave it out",
-        )
-        for name, allowed, why in (
-            ("loader.name", ("cluster",), "other loaders make no clusters"),
-            (
-                "partition.name",
-                ("random", "metis", "metis_random"),
-                "whole is a single cluster",
-            ),
-            ("task.name", ("node",), "the memory of pairs is not known beforehand"),
-        )
-    ),
 )
 
 
