@@ -121,8 +121,8 @@ def open_data(
     if config.partition.num_parts == keys.AUTO:
         config = keys.replaced(config, {"partition.num_parts": memory.choose_num_parts(setups)})
     config = keys.replaced(config, settle(Setup(config, data, device)))
+    setups = [replace(setup, config=config) for setup in setups]
     for setup in setups:  # what does not fit is refused before anything is written or trained
-        setup.config = config
         if setup.number is not None:
             setup.config = keys.replaced(config, {"data.components": setup.number})
         if is_new:
