@@ -105,7 +105,7 @@ class GNNTrainer:
         self._precision, self._clip_grad_norm = precision, clip_grad_norm
         self._sync = GradientSync(model, ranks, stop, table=None if table is None else table.weight)
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        self._num_skipped = 0  # steps in a row
+        self._num_skipped = self._skipped_in_round = 0  # steps in a row, and of the round
         self._background: BackgroundRounds | None = None
         self._exit = contextlib.ExitStack()
         self.numbers: RoundNumbers | None = None
@@ -145,7 +145,7 @@ class GNNTrainer:
             progress.grad_norm = float(norm)
             yield Step(progress.step, progress.step_in_round == schedule.num_steps, agreed.stop)
 
-        if self._num_skipped:
+        if self._skipped_in_round:
             self._tell_skipped()
         self.numbers = RoundNumbers(
             loss=progress.mean_loss,
@@ -214,6 +214,7 @@ class GNNTrainer:
         """Take the step, or count it if its gradients are not finite; return the norm of the last step that was taken."""
         is_finite = bool(torch.isfinite(norm))
         self._num_skipped = 0 if is_finite else self._num_skipped + 1
+        self._skipped_in_round += not is_finite
         if is_finite:
             self._scaler.step(self.optimizer)
             if self.table is not None:
@@ -242,7 +243,7 @@ class GNNTrainer:
                 weight.grad.mul_(size.to(weight.device))
 
     def _tell_skipped(self) -> None:
-        """Warn of the last steps of a round that were left out.
+        """Warn of the steps of a round that were left out.
 
         Raises:
             FloatingPointError: no step of the run was taken.
@@ -255,8 +256,13 @@ class GNNTrainer:
                 "try train.precision=fp32"
             )
         log.warning(
-            "round %d: the last %d steps were left out, %s", progress.round + 1, number, beyond
+            "round %d: %d of %d steps were left out, %s",
+            progress.round + 1,
+            self._skipped_in_round,
+            progress.step_in_round,
+            beyond,
         )
+        self._skipped_in_round = 0
 
     def _on_device(self, batch: Data, rng: torch.Generator) -> Data:
         if self.table is not None:
