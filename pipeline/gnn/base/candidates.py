@@ -68,9 +68,15 @@ def train_parts(
         summaries[name] = train_one(_candidate(first, name), folder / f"{FOLDER}{name}")
     if not ranks.is_first:
         return {}
-    best = max(
-        summaries, key=lambda name: merit(summaries[name]["metric"], summaries[name]["best_valid"])
-    )
+
+    def reached(name: str) -> tuple[float, float]:
+        found = summaries[
+            name
+        ]  # where both answer by the simple method alone, the better network stays
+        valid = (found["best_valid"], found["network"]["valid"])
+        return merit(found["metric"], valid[0]), merit(found["metric"], valid[1])
+
+    best = max(summaries, key=reached)
     log.info(
         "candidate %s is the model of the run, by the valid %s", best, summaries[best]["metric"]
     )
