@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import settings
 from parallel_epochs.pipeline.gnn.base import bases, candidates, fit as base_fit, fusion
