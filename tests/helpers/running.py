@@ -29,6 +29,7 @@ TOY = [
     "task.base=none",
     "model.num_layers=2",
     "model.hidden_channels=8",
+    "partition.num_parts=4",
     "train.epochs=4",
     "train.patience=0",
 ]

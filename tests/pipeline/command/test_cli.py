@@ -33,7 +33,7 @@ def test_train_evaluate_resume_and_report_as_a_user_types_them(tmp_path):
     assert trained.returncode == 0, trained.stderr
     for part in (
         "components: 1",
-        "partition: random, 1 cluster",
+        "partition: random, 4 clusters",
         "epoch 4/4",
         "result of default",
         "test rocauc",

@@ -299,7 +299,7 @@ def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
     )
     assert kinds_of(found)[:2] == [
         "most frequent label",
-        "ridge regression on sums over nodes and edges",
+        "logistic regression on sums over nodes and edges",
     ]
     counts, data = Inputs(setup.data, setup.task).hop(0), setup.data
     number = 2
@@ -428,7 +428,7 @@ def test_a_linear_model_is_smoothed_where_that_is_best(configure, tmp_path, capl
     masks = {
         f"{split}_mask": node // 3 % 3 == i for i, split in enumerate(("train", "val", "test"))
     }
-    x = torch.eye(3)[group] + 0.7 * torch.randn(600, 3, generator=g)
+    x = torch.eye(3)[group] + 1.5 * torch.randn(600, 3, generator=g)
     setup = building.open_graph(
         configure(
             *write_graph(

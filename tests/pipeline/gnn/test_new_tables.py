@@ -322,10 +322,11 @@ def test_a_model_of_terms_refuses_data_without_texts_and_needs_no_columns(tmp_pa
     )
     setup = restored(run).setup
     monkeypatch.setattr(linear, "MOST_COLUMNS", 0)
-    assert "TF-IDF of the texts (C" in fit_base(setup.data, setup.task, "linear").title
+    of_terms = fit_base(setup.data, setup.task, "linear")
+    assert "TF-IDF of the texts (C" in of_terms.title
     del setup.data.text_ptr
     with pytest.raises(ValueError, match="reads texts, as the tables of the training have them"):
-        apply(setup.base.fitted, setup.data, setup.task)
+        apply(of_terms.fitted, setup.data, setup.task)
 
 
 def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(everything, tmp_path):
