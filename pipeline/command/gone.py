@@ -38,6 +38,7 @@ KEYS: dict[str, tuple] = {
     "model.reversible": (),
     "model.tolerance": (0.001,),
     "model.y": (0.0,),
+    "tensorboard": (),
     "parallel.check_every": (),
     "parallel.warn_after": (),
     "partition.num_micro_parts": (0,),

@@ -37,7 +37,7 @@ from parallel_epochs.pipeline.run.seeds import stream
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
-# What a graph lacks for a split, and how to give it.
+# This is what a graph lacks for a split, and how to give it.
 LACKING = {
     "time": (
         "times",

@@ -130,7 +130,7 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
     """
     setup = max(setups, key=lambda setup: setup.data.num_nodes)
     config, machine = setup.config, machine_of(setup.config)
-    is_whole = config.partition.name == "whole" or (
+    is_whole = config.partition.num_clusters == 1 or (
         config.partition.is_random
         and config.partition.clusters_per_step == config.parallel.num_ranks == 1
         and setup.data.num_edges <= MOST_WHOLE_EDGES

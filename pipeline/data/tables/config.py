@@ -380,8 +380,16 @@ class TablesConfig(DataConfig):
                 "text_neighbors=true tells a node by its links, and task=link is to predict these. Leave "
                 "it out"
             )
-        if not tables.is_typed:
-            refuse_relation(relation, self.origin())
+        if tables.is_typed:
+            return
+        refuse_relation(relation, self.origin())
+        kind, places = self.link_split(), [own.place for own in tables.edges.values()]
+        if kind != "random" and [place[0] for place in places if place is not None] != [kind]:
+            wanted = {"column": "data.edges.split_column", "time": "data.edges.time"}
+            raise ValueError(
+                f"task=link with data.split={kind} needs {wanted.get(kind, 'data.split_by')}, a column of "
+                "the edges, and no labels of nodes where links are divided by groups"
+            )
 
 
 def _refuse_unread(tables: TableSchema) -> None:

@@ -9,7 +9,7 @@ from parallel_epochs.pipeline.data.columns import as_text, lines_of, open_unzipp
 from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.errors import one_line
 
-# What may separate columns.
+# One of these separates columns.
 MARKS = (",", ";", "\t", "|")
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 # A view or a default value in somebody's database can then read no other file and reach no network.

@@ -367,5 +367,5 @@ def test_files_train_are_read_once_and_have_names_in_tables(
     assert found["id"].tolist() == [f"graph_{number}.pt" for number in range(12)]
     assert set(found["split"]) == {"train", "valid", "test"}
     rows = torch.load(tmp_path / "rows.pt")["logits"].double().sigmoid()
-    scores = found[[name for name in found if name.startswith("score")][-1]]
+    scores = found[[name for name in found if name.startswith("probability")][-1]]
     assert np.array_equal(scores.to_numpy(np.float32), rows[:, -1].float().numpy())

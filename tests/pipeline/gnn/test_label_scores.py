@@ -208,7 +208,7 @@ def test_a_run_predicts_and_reports_by_its_thresholds(decided, tmp_path):
     )
     for task, threshold in enumerate(thresholds):
         assert (
-            table[f"label_{task}"].to_numpy() == (rows[:, task].double() > threshold).numpy()
+            table[f"predicted_{task}"].to_numpy() == (rows[:, task].double() > threshold).numpy()
         ).all()
     expected = score_decisions(data.y[data.test_mask], rows[data.test_mask], thresholds)
     assert summary["decisions"]["test"] == pytest.approx(expected) and expected["f1"] > 0
@@ -229,7 +229,7 @@ def test_a_run_of_before_has_no_labels_and_a_damaged_one_is_refused(decided, tmp
         "".join(line for line in config.read_text().splitlines(True) if "threshold:" not in line)
     )
     predict(tmp_path / "run", output=tmp_path / "rows.csv")
-    assert not [name for name in pd.read_csv(tmp_path / "rows.csv") if name.startswith("label")]
+    assert not [name for name in pd.read_csv(tmp_path / "rows.csv") if name.startswith("predicted")]
 
 
 CASES = {

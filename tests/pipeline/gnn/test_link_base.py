@@ -392,7 +392,8 @@ def test_noise_is_not_added_up(monkeypatch):
     """The best sum of it is better than each on the links that chose it, and on no others."""
     data, noise = people(), {link_base.DEGREES: Noise(0), **{f"{i}": Noise(i) for i in range(1, 9)}}
     monkeypatch.setattr(link_base, "_affordable", lambda *args, **options: noise)
-    monkeypatch.setattr(link_base, "score_simple", lambda *args: 0.5)
+    monkeypatch.setattr(link_base, "scorer_of", lambda *args, **options: None)
+    monkeypatch.setattr(link_base, "score_by", lambda *args: 0.5)
     assert fit_link_base(data, task_of(data, "rocauc"), 1.0).name == "walk"
 
 

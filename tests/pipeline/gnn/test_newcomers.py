@@ -223,7 +223,7 @@ def test_new_rows_get_the_predictions_of_grown_tables(wide):
         ({"age": "1e39"}, {}, "holds '1e39', which is not a finite number"),
         ({"age": "1,5"}, {}, "holds '1,5', which is not a finite number"),
         ({"born": "2023-02-29"}, {}, "column born holds '2023-02-29', which is not a date"),
-        ({"pay": -1}, {}, "column pay holds -1, but data.nodes.log1p needs values above -1"),
+        ({"pay": -1}, {}, "column pay holds '-1', but data.nodes.log1p needs values above -1"),
         ({"age": [1]}, {}, r"the cell of age must be a text, a number or null, and is \[1\]"),
         ({"hat": 1}, {}, "has the column 'hat', which the model does not read"),
         (

@@ -226,9 +226,9 @@ def test_no_path_reads_the_future_of_a_row(overrides, folder, tmp_path):
     assert past.sum() == 120 and (found[0][["id", "time"]] == found[1][["id", "time"]]).all(
         axis=None
     )
-    assert (found[0].score_label[past] == found[1].score_label[past]).all()
+    assert (found[0].probability_label[past] == found[1].probability_label[past]).all()
     reads_labels = "task.base=earlier" in overrides  # those of the training alone
-    assert (found[0].score_label[~past] != found[1].score_label[~past]).any() != reads_labels
+    assert (found[0].probability_label[~past] != found[1].probability_label[~past]).any() != reads_labels
 
 
 def test_simple_methods_read_columns_of_the_past_and_labels_that_are_known_by_then(folder):
@@ -293,8 +293,8 @@ def test_a_run_predicts_rows_without_labels_as_it_predicted_them_in_the_training
         and (found.split == "unknown").all()
         and len(found) == 30
     )
-    then = own[own.time == 100].score_label.to_numpy()
-    assert found.score_label.to_numpy() == pytest.approx(then, abs=1e-7, rel=0)
+    then = own[own.time == 100].probability_label.to_numpy()
+    assert found.probability_label.to_numpy() == pytest.approx(then, abs=1e-7, rel=0)
     with pytest.raises(ValueError, match="data.label_table=FILE"):
         predict(EvaluateConfig(run=str(run), output="o.csv", output_nodes="ids.csv"))
 
@@ -307,7 +307,7 @@ def test_the_prediction_of_a_row_does_not_depend_on_the_others_of_its_table(of_t
         ask(of_trees[0], pd.DataFrame({"id": own, "time": 20}), tmp_path).set_index("id")
         for own in ([bare], names)
     )
-    assert alone.score_label[bare] == pytest.approx(together.score_label[bare], abs=1e-6)
+    assert alone.probability_label[bare] == pytest.approx(together.probability_label[bare], abs=1e-6)
 
 
 def test_rows_that_the_training_did_not_have_are_scored(folder, tmp_path):
@@ -333,8 +333,8 @@ def test_rows_that_the_training_did_not_have_are_scored(folder, tmp_path):
     assert (found[found.split == "new"].time == 100).all() and (found.split == "new").sum() == 30
     better = found[found.split == "new"]
     pairs = np.sign(
-        better.score_label[better.label == 1].to_numpy()[:, None]
-        - better.score_label[better.label == 0].to_numpy()
+        better.probability_label[better.label == 1].to_numpy()[:, None]
+        - better.probability_label[better.label == 0].to_numpy()
     )
     assert scores["new"] == pytest.approx((pairs + 1).mean() / 2, abs=1e-4) and set(scores) == {
         "old",
@@ -361,7 +361,7 @@ def test_the_metric_of_rows_about_new_nodes_stands_beside_that_of_all(
     new = table[(table.time == 80) & (table.id.str[1:].astype(int) % 2 == 1)].merge(
         labels, on=["id", "time"]
     )
-    scores = new.score_label.to_numpy()
+    scores = new.probability_label.to_numpy()
     better = np.sign(scores[new.label == 1][:, None] - scores[new.label == 0])
     assert summary["scores"]["rocauc_of_new@valid"] == pytest.approx(
         (better + 1).mean() / 2, abs=1e-4
