@@ -36,10 +36,11 @@ test-slow: $(VENV)/.installed-test
 test-exhaustive: $(VENV)/.installed-test
 	$(PYTEST) -n 5 -m exhaustive --durations=20
 
-# What needs long builds or large packages: torch_sparse (3 minutes to compile, once), the kernels of the wheel
-# (3 minutes of processor time, once), the trackers wandb and mlflow (about 150 MB), Ray
+# What needs system packages, long builds or large packages: Chromium, torch_sparse (3 minutes to compile, once),
+# the kernels of the wheel (3 minutes of processor time, once), the trackers wandb and mlflow (about 150 MB), Ray
 # (about 250 MB), the schema of Kubeflow's jobs, and mkdocs.
 test-system: $(VENV)/.installed-sparse $(VENV)/.installed-trackers $(VENV)/.installed-engines $(VENV)/.installed-docs
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 	$(PYTEST) -m system
 
 test-slurm: $(VENV)/.installed-test

@@ -88,6 +88,16 @@ def temporary_folder(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A Chromium that nothing may make complain."""
+    from tests.helpers.browser import Browser
+
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+        assert not browser.complaints
+
+
 @pytest.fixture
 def importable(monkeypatch):
     """Let processes that a test starts find the tests' modules in this checkout."""

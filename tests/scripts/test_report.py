@@ -365,3 +365,24 @@ def test_a_live_page_follows_a_run_to_its_end_or_to_ctrl_c(tmp_path, lock):
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and "this is the last page" in printed, errors
     assert 'http-equiv="refresh"' not in output.read_text()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_draws_every_chart_and_runs_no_planted_script(dark, run, browser, tmp_path):
+    planted = "<script>document.title = 'planted'</script>"
+    write_scores(run, "classes", 20, names=[f"class {i}{planted}" for i in range(20)])
+    layout = write_layout(tmp_path / "layout", title=np.array(planted))
+    for folder in (run, layout):
+        output = tmp_path / "page.html"
+        output.write_text(page(folder))
+        browser.open(output, width=1300, dark=dark)
+        number = page(folder).count('class="card"')
+        browser.wait_for(f"document.querySelectorAll('.main-svg').length >= 2 * {number}")
+        assert browser.run("document.title") != "planted"
+    output.write_text(page(run))
+    browser.open(output, width=1300, dark=dark)
+    search = "const f = document.querySelector('#labels input'); f.value = 'class 7'; "
+    browser.run(f"{search} f.dispatchEvent(new Event('input', {{bubbles: true}}))")
+    shown = "[...document.querySelectorAll('#labels tbody tr')].filter(r => !r.hidden).length"
+    assert browser.run(shown) == 1
