@@ -192,7 +192,9 @@ def test_early_stopping_takes_the_lowest_error(configure, tmp_path):
     summary = train(config, tmp_path / "run")
     valid = [record["valid"] for record in rounds_of(tmp_path / "run")]
     best = valid.index(min(valid)) + 1
-    assert len(valid) == max(best + 5, math.ceil(1.5 * best)) < 400 and best == summary["best_epoch"]
+    assert (
+        len(valid) == max(best + 5, math.ceil(1.5 * best)) < 400 and best == summary["best_epoch"]
+    )
 
 
 @settings(max_examples=20, deadline=None)

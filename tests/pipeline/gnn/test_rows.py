@@ -228,7 +228,9 @@ def test_no_path_reads_the_future_of_a_row(overrides, folder, tmp_path):
     )
     assert (found[0].probability_label[past] == found[1].probability_label[past]).all()
     reads_labels = "task.base=earlier" in overrides  # those of the training alone
-    assert (found[0].probability_label[~past] != found[1].probability_label[~past]).any() != reads_labels
+    assert (
+        found[0].probability_label[~past] != found[1].probability_label[~past]
+    ).any() != reads_labels
 
 
 def test_simple_methods_read_columns_of_the_past_and_labels_that_are_known_by_then(folder):
@@ -307,7 +309,9 @@ def test_the_prediction_of_a_row_does_not_depend_on_the_others_of_its_table(of_t
         ask(of_trees[0], pd.DataFrame({"id": own, "time": 20}), tmp_path).set_index("id")
         for own in ([bare], names)
     )
-    assert alone.probability_label[bare] == pytest.approx(together.probability_label[bare], abs=1e-6)
+    assert alone.probability_label[bare] == pytest.approx(
+        together.probability_label[bare], abs=1e-6
+    )
 
 
 def test_rows_that_the_training_did_not_have_are_scored(folder, tmp_path):
