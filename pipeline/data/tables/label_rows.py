@@ -259,13 +259,13 @@ def _read_table(db: Database, config: Settings, table: NodeTable) -> tuple[str, 
     keys = config.rows
     assert table.path is not None
     source = open_source(db, "data.label_table", table.path, None)
-    columns = [("id", keys.id), ("time", "time"), *[("label", keys.label)] * config.reads_labels]
-    for name, column in columns:
-        source.require(f"data.rows.{name}", column)
+    columns = [("rows.id", keys.id), ("label_table", "time")]
+    for name, column in [*columns, *[("rows.label", keys.label)] * config.reads_labels]:
+        source.require(f"data.{name}", column)
     id, shown = source.text(keys.id), source.text("time")
     mend = "; each row asks about a node. Correct the row, or leave it out"
     source.refuse(keys.id, f"{id} IS NULL", mend=mend)
-    time = source.time("time", "data.rows.time", may_be_empty=False)
+    time = source.time("time", "data.label_table", may_be_empty=False)
     label = source.text(keys.label) if config.reads_labels else "CAST(NULL AS VARCHAR)"
     db.stage(
         "given",

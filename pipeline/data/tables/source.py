@@ -173,7 +173,7 @@ class Source:
         if is_feature:
             kinds = "cells are empty, or dates"
             mend = f"give a column of numbers as one of {self.key}.features"
-        elif option != "data.rows.time":
+        elif option != "data.label_table":
             mend += ", or set data.split=random"
         self.refuse(
             column,

@@ -907,15 +907,15 @@ def test_nodes_of_one_group_are_in_one_split(tmp_path):
         ({"split_column": "team"}, "row 1, column team holds 't1'; a cell of the split is train"),
         (
             {"split_column": "fold", "split": "time"},
-            "data.split=time: .* has no times. Name their column by data.edges.time",
+            "data.split=time needs data.edges.time, a column of the edges",
         ),
         ({"split_by": "nobody"}, "data.split_by=nobody: .* has no such column"),
         ({"split_by": "odd"}, "row 1, column odd is empty; every row needs a group"),
         (
             {"split_by": "team", "labels": True},
-            "has no groups. data.split_by is for one table of edges, without labels",
+            "data.split=group needs data.split_by, a column of the edges, and no labels of nodes",
         ),
-        ({"split": "column"}, "has no splits. Name their column by data.edges.split_column"),
+        ({"split": "column"}, "data.split=column needs data.edges.split_column"),
     ],
 )
 def test_columns_that_cannot_divide_links_are_refused(keys, message, tmp_path):
