@@ -1,7 +1,9 @@
 """Draws partitions as pure functions of the graph, the seed, the round and the rank."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.pipeline.graph.metis import cut_with_metis
@@ -14,10 +16,6 @@ from parallel_epochs.pipeline.graph.partition import (
 )
 from parallel_epochs.pipeline.graph.structure import inspect
 from parallel_epochs.pipeline.run.seeds import stream
-
-# Random clusters, new ones in each round; a cut for each rank, whose clusters each round visits in another order; a cut
-# into micro-clusters, which each round combines anew; and one cluster of all nodes.
-PARTITIONS = ("random", "metis", "metis_random", "whole")
 
 
 class Partitioner:
@@ -73,15 +71,7 @@ class Partitioner:
 
     def draw(self, round_: int, rank: int = 0) -> Partition:
         """Draw the partition of a round and a rank, both counted from 0."""
-        rng = stream("partition", self.seed, round_, rank)
-        if self.name == "whole":
-            return whole_partition(self.num_nodes)
-        if self.name == "random":
-            return random_partition(self.num_nodes, self.num_parts, rng)
-        if self.name == "metis":
-            return shuffle_clusters(self.cut(self.num_parts, rank), rng)
-        # Ranks share the cut, and combine its micro-clusters differently.
-        return regroup(self.cut(self.num_micro_parts, 0), self.num_parts, rng)
+        return PARTITIONS[self.name](self, rank, stream("partition", self.seed, round_, rank))
 
     def cut(self, num_parts: int, rank: int) -> Partition:
         """Return the cut of METIS for a rank, which is computed once."""
@@ -89,3 +79,16 @@ class Partitioner:
             seed = int(stream("metis", self.seed, rank).integers(2**31))
             self._cut[rank] = cut_with_metis(self.edge_index, num_parts, seed, self.cache)
         return self._cut[rank]
+
+
+# Random clusters, new ones in each round; a cut for each rank, whose clusters each round visits in another order; a cut
+# into micro-clusters, which each round combines anew; and one cluster of all nodes.
+PARTITIONS: dict[str, Callable[[Partitioner, int, np.random.Generator], Partition]] = {
+    "random": lambda own, rank, rng: random_partition(own.num_nodes, own.num_parts, rng),
+    "metis": lambda own, rank, rng: shuffle_clusters(own.cut(own.num_parts, rank), rng),
+    # Ranks share the cut, and combine its micro-clusters differently.
+    "metis_random": lambda own, rank, rng: regroup(
+        own.cut(own.num_micro_parts, 0), own.num_parts, rng
+    ),
+    "whole": lambda own, rank, rng: whole_partition(own.num_nodes),
+}
