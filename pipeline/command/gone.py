@@ -85,4 +85,6 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
             f"{name}={values[name]} is a key of version {LAST_VERSION} and before, which opens this run: "
             f"pip install parallel-epochs=={LAST_VERSION}"
         )
+    if values.get("task.base_seconds") == "auto":  # no method was chosen
+        del values["task.base_seconds"]
     return {name: value for name, value in values.items() if name not in KEYS}

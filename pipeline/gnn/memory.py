@@ -150,13 +150,10 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
             f"nodes take {format_bytes(found.total(most))} a rank"
         )
     chosen = max(least, fewest)
-    kept = f", which keep about {1 / chosen:.0%} of the edges," * config.partition.is_random
-    log.info(
-        "partition.num_parts=auto: %s%s for %s",
-        "the whole graph" if chosen == 1 else f"{chosen:,} clusters",
-        "" if chosen == 1 else kept,
-        machine.describe_budget(),
-    )
+    what = "the whole graph" if chosen == 1 else f"{chosen:,} clusters"
+    if chosen > 1 and config.partition.is_random:
+        what += f", which keep about {1 / chosen:.0%} of the edges,"
+    log.info("partition.num_parts=auto: %s for %s", what, machine.describe_budget())
     return chosen
 
 

@@ -229,7 +229,7 @@ class Session:
                 "no better validation metric in %s: stopping", count(self._patience, "evaluation")
             )
             return True
-        return trainer.progress.round >= trainer.num_rounds
+        return progress.round >= trainer.num_rounds
 
     def after_step(self, trainer: Trainer, step: Step) -> None:
         """Check that the ranks agree, and leave if one of them was asked to.

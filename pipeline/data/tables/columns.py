@@ -20,6 +20,17 @@ SECONDS = {"": 1, "s": 1, "h": 3_600, "d": 86_400, "w": 604_800}
 Named = tuple[str, str]
 
 
+def _csv_key() -> dict:
+    return key(
+        {},
+        "How a file of text is written, by options of DuckDB's read_csv: delim, encoding, "
+        "decimal_separator, thousands and dateformat.",
+        shapes_graph=True,
+        hashed_if_given=True,
+        before={},
+    )
+
+
 @dataclass
 class NodeColumns:
     """The table of nodes. The nodes have the order of its rows."""
@@ -30,14 +41,7 @@ class NodeColumns:
         names_files=True,
     )
     table: str | None = key(None, "Name of the table in a DuckDB file.", shapes_graph=True)
-    csv: dict[str, str] = key(
-        {},
-        "How a file of text is written, by options of DuckDB's read_csv: delim, encoding, "
-        "decimal_separator, thousands and dateformat.",
-        shapes_graph=True,
-        hashed_if_given=True,
-        before={},
-    )
+    csv: dict[str, str] = _csv_key()
     id: str = key("id", "Column of the nodes' ids, of any type.", shapes_graph=True)
     features: list[str] = key(
         [], "Columns of numbers that become node features.", shapes_graph=True
@@ -144,14 +148,7 @@ class EdgeColumns:
 
     path: str | None = key(None, "Path of the table of edges.", names_files=True)
     table: str | None = key(None, "Name of the table in a DuckDB file.", shapes_graph=True)
-    csv: dict[str, str] = key(
-        {},
-        "How a file of text is written, by options of DuckDB's read_csv: delim, encoding, "
-        "decimal_separator, thousands and dateformat.",
-        shapes_graph=True,
-        hashed_if_given=True,
-        before={},
-    )
+    csv: dict[str, str] = _csv_key()
     source: str = key("source", "Column of the ids of the source nodes.", shapes_graph=True)
     target: str = key("target", "Column of the ids of the target nodes.", shapes_graph=True)
     bipartite: bool = key(

@@ -14,7 +14,7 @@ import torch
 from parallel_epochs.pipeline.data.cache import path_of
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn.base import fusion
-from parallel_epochs.pipeline.gnn.base.fit import SECONDS, Base
+from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
@@ -61,7 +61,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
         raise ValueError(
             f"task.base={config.task.base}: this task has no simple methods. Leave it out"
         )
-    seconds = config.task.base_seconds if is_chosen else SECONDS
+    seconds = config.task.base_seconds
     shape = None if kind.takes_pairs else (task.num_rows, task.out_channels)
     settings = [FORMAT, config.task.base, seconds, task.metric, config.data.components, shape]
     settings += [kind.test_graph(task) is not None, *data.get(MARKS, ())]

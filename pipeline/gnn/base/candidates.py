@@ -69,12 +69,11 @@ def train_parts(
     if not ranks.is_first:
         return {}
 
-    def reached(name: str) -> tuple[float, float]:
-        found = summaries[
-            name
-        ]  # where both answer by the simple method alone, the better network stays
-        valid = (found["best_valid"], found["network"]["valid"])
-        return merit(found["metric"], valid[0]), merit(found["metric"], valid[1])
+    def reached(name: str) -> list[float]:
+        # Where both answer by the simple method alone, the better network stays.
+        found = summaries[name]
+        valid = found["best_valid"], found["network"]["valid"]
+        return [merit(found["metric"], each) for each in valid]
 
     best = max(summaries, key=reached)
     log.info(

@@ -161,11 +161,12 @@ def fit_base(
             )
         ):
             continue  # a linear model that is far below the others will not be the best one
+        share = PARTS.get(each, 1.0)
         try:
-            inputs.seconds = seconds * PARTS.get(each, 1.0)
+            inputs.seconds = seconds * share
             found[each] = _choose(inputs, each, seed, found.get("linear"))
         except FAILURES as error:
-            needed = error.seconds / PARTS.get(each, 1.0) if isinstance(error, TooLong) else 0.0
+            needed = error.seconds / share if isinstance(error, TooLong) else 0.0
             hint = f"; task.base_seconds={math.ceil(needed)} allows it" if needed else ""
             log.info("task.base=%s is left out: %s%s", each, one_line(error), hint)
     for best in sorted(found, key=lambda each: found[each].score, reverse=True):

@@ -196,6 +196,7 @@ def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
     """
     refuse_much(inputs)
     num_train = int(inputs.labels.train.sum())
+    num_rows = min(num_train, COARSE_ROWS)
 
     def is_long(width: int) -> bool:
         of_step = NUM_FITS * inputs.task.out_channels * (OF_NUMBER + OF_CELL * width)
@@ -210,7 +211,6 @@ def _methods_of_columns(inputs: Inputs, seed: int) -> Iterator[Method]:
     rows, best, seconds = inputs.draw(inputs.labels.train, COARSE_ROWS, seed), None, 0.0
     for of_hops, scaling in choices:
         widths[of_hops] = width = sum(inputs.hop(hop).size(1) for hop in of_hops)
-        num_rows = min(num_train, COARSE_ROWS)
         seconds += OF_PAIR * num_rows * width * min(width, num_rows)
         if width > MOST_COLUMNS or best is not None and seconds > inputs.seconds / 4:
             continue

@@ -174,9 +174,7 @@ def evaluate(
     rows = np.arange(len(x))
     for root, column in zip(fitted["roots"].tolist(), fitted["column"].tolist(), strict=True):
         node, open_ = np.full(len(x), root), rows
-        for _ in range(len(arrays["left"])):  # of a changed file, nodes may be in a circle
-            if not len(open_):
-                break
+        while len(open_):  # no circle of nodes is read
             open_ = open_[arrays["left"][node[open_]] > 0]
             at = node[open_]
             below = x[open_, arrays["feature"][at]] <= arrays["threshold"][at]
