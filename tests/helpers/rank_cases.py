@@ -80,7 +80,9 @@ def poisoned(ranks: Ranks, stop: StopRequest, config: Config, folder, content_ha
 
     if ranks.rank == 1:
         NodeTask.loss = nan_once
-    training._train_launched(ranks, stop, config, folder, "test", content_hash, None)
+    training._train_launched(
+        ranks, stop, config, folder, "test", content_hash, log_config=None, began=0.0
+    )
 
 
 def fail(ranks: Ranks, stop: StopRequest) -> None:

@@ -106,8 +106,8 @@ def duck(view: str) -> Callable[[Path], None]:
 
 
 A_VIEW = (
-    "data.edges.table=seen: this is a view of edges.duckdb. A view can read other files or yield rows without "
-    "end, so only tables are read: save its rows by CREATE TABLE rows_of_seen AS SELECT * FROM seen"
+    "data.edges.table=seen: edges.duckdb has no such table; there are own. A view is not read, since it can read "
+    "other files: save its rows by CREATE TABLE"
 )
 
 
