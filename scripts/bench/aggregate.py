@@ -13,16 +13,14 @@ from torch_geometric.data import Data
 from parallel_epochs.models.aggregate import aggregate, backend
 from parallel_epochs.pipeline.run.errors import one_line
 from parallel_epochs.pipeline.run.ranks import choose_device
-from parallel_epochs.scripts.bench import graphs, machine
+from parallel_epochs.scripts.bench import graphs
 from parallel_epochs.scripts.bench.graphs import CLUSTER
-from parallel_epochs.scripts.bench.machine import MachineLimits
 from parallel_epochs.scripts.bench.measure import (
     assert_close,
     backward,
     beside,
     describe_extensions,
     extra_of_both,
-    four_digits,
     say,
     side_by_side,
     write_row,
@@ -31,14 +29,6 @@ from parallel_epochs.scripts.bench.measure import (
 EPS = 1e-7
 # Up to this number of edges our output is compared with PyG's in float64, as its float32 has rounding errors too.
 MAX_EXACT_EDGES = 2_000_000
-# Floating-point operations for one message and channel, a fused multiply-add counted as two; two more for each edge
-# feature. An exponential is a range reduction, a polynomial of degree 5 and a scaling; a logarithm one of degree 9.
-_EXP, _LOG, _MESSAGE = 12, 21, 3  # relu, eps, and x added to the rest
-OPERATIONS = {
-    "softmax": _MESSAGE + 2 + _EXP + 3,
-    "power": _MESSAGE + 2 + _LOG + 1 + _EXP + 1,
-    "max": _MESSAGE + 1,
-}
 
 
 @dataclass
@@ -64,43 +54,14 @@ def bench_aggregate(
     eager: bool = False,
     device: str = "cpu",
 ) -> None:
-    """Measure one aggregation beside PyG's, plain and compiled by torch.compile, and beside the machine's limits.
+    """Measure one aggregation beside PyG's, plain and compiled by torch.compile.
 
     Args:
         eager: leave out torch.compile, which takes a minute a row.
     """
     data = graphs.proteins(num_nodes, num_edges // 2 * 2).to(choose_device(device))
-    if data.edge_attr.is_cuda:  # which nobody else uses, but which may have to be given back soon
-        for case in CASES:
-            _write([_measure(case, data, repeat, eager)])
-    else:
-        _write([_measure(case, data, repeat, eager) for case in CASES])
-
-
-def _write(rows: list[dict]) -> None:
-    """Print rows beside the limits of the machine."""
-    # The best of all of them, as other users of the machine slow down one case and not the next.
-    best = MachineLimits(
-        max(row["bytes_per_s"] for row in rows), max(row["operations_per_s"] for row in rows)
-    )
-    for row in rows:
-        # Without edge features, an aggregation does little more than read the rows of its sources.
-        limit = max(best.limit(row["must_move_bytes"], row["operations"]), row["gather_s"] or 0)
-        row |= {
-            "bytes_per_s": best.bandwidth,
-            "operations_per_s": best.peak,
-            "limit_s": four_digits(limit),
-            "fraction_of_limit": round(limit / row["forward_best_s"], 3),
-        }
-        say(
-            f"{row['aggr']}, {row['channels']} channels, {row['edge_dim']} features: "
-            f"forward {row['forward_best_s']:.4f} s, "
-            f"limit {limit:.4f} s ({row['must_move_bytes'] / 1e6:.0f} MB at {best.bandwidth / 1e9:.1f} GB/s, "
-            f"{row['operations'] / 1e9:.2f} G operations at {best.peak / 1e9:.0f} G/s, "
-            f"rows gathered in {row['gather_s'] or 0:.4f} s), "
-            f"{row['fraction_of_limit']:.0%} of it"
-        )
-        write_row(row)
+    for case in CASES:
+        write_row(_measure(case, data, repeat, eager))
 
 
 def _sizes_of_terms(out: Tensor, gradient: Tensor, param: str) -> Tensor:
@@ -165,7 +126,7 @@ def _measure(case: AggregateCase, data: Data, repeat: int, eager: bool) -> dict:
     def theirs():
         return differentiate(conv.propagate(plain, x=(x, x), edge_attr=attr, size=None))
 
-    def ours(grad: bool = True):
+    def ours():
         out = aggregate(
             x,
             data.edge_index,
@@ -177,7 +138,7 @@ def _measure(case: AggregateCase, data: Data, repeat: int, eager: bool) -> dict:
             kernel="fused",
             **scalar,
         )
-        return differentiate(out) if grad else out
+        return differentiate(out)
 
     a, b, connected = ours(), theirs(), indptr.diff() > 0
     if plain.size(1) <= MAX_EXACT_EDGES:
@@ -208,11 +169,7 @@ def _measure(case: AggregateCase, data: Data, repeat: int, eager: bool) -> dict:
             repeat,
             connected,
         )
-    return (
-        row
-        | extra_of_both(theirs, ours)
-        | _beside_the_machine(case, data, lambda: ours(grad=False))
-    )
+    return row | extra_of_both(theirs, ours)
 
 
 def _compiled(
@@ -248,30 +205,3 @@ def _numbers(case: AggregateCase, *shape: int, scale: float = 1.0) -> Tensor:
     # PyG clamps messages of power to [1e-4, 100], we and the original to [1e-7, 10]: stay within both.
     values = graphs.exact(*shape, scale=scale)
     return values.abs() + 1 / 32 if case.aggr == "power" else values
-
-
-def _beside_the_machine(
-    case: AggregateCase, data: Data, forward: Callable[[], torch.Tensor]
-) -> dict:
-    """Time a forward, and say what the machine could do at most."""
-    limits, seconds = (machine.measure_gpu if data.edge_attr.is_cuda else machine.measure)(forward)
-    num_edges, bytes_per_source = data.num_edges, data.edge_index.element_size()
-    num_bytes = (
-        num_edges * (4 * case.edge_dim + bytes_per_source) + 3 * 4 * data.num_nodes * case.channels
-    )
-    gather = (
-        None
-        if case.edge_dim or data.edge_attr.is_cuda
-        else machine.seconds_to_gather(
-            data.num_nodes, case.channels, data.edge_index.get_csc()[0][1].long()
-        )
-    )
-    operations = num_edges * case.channels * (OPERATIONS[case.aggr] + 2 * case.edge_dim)
-    return {
-        "forward_best_s": four_digits(seconds),
-        "must_move_bytes": num_bytes,
-        "operations": operations,
-        "gather_s": gather and round(gather, 5),
-        "bytes_per_s": round(limits.bandwidth),
-        "operations_per_s": round(limits.peak),
-    }
