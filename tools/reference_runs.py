@@ -20,99 +20,38 @@ import torch
 from parallel_epochs.pipeline.command.arguments import Parser
 from parallel_epochs.pipeline.run import files, outputs
 
-TOY = [
-    "data.num_nodes=240",
-    "data.num_edges=4800",
-    "data.num_species=4",
-    "data.num_groups=8",
-    "data.num_tasks=3",
-    "model.num_layers=3",
-    "model.hidden_channels=16",
-    "train.epochs=6",
-    "train.patience=0",
-    "task.base=none",
-]
+TOY = (
+    "data.num_nodes=240 data.num_edges=4800 data.num_species=4 data.num_groups=8 data.num_tasks=3 "
+    "model.num_layers=3 model.hidden_channels=16 train.epochs=6 train.patience=0 task.base=none"
+)
 RUNS = {
     "random": TOY,
-    "metis": [*TOY, "partition=metis"],
-    "metis_random": [
-        *TOY,
-        "partition=metis_random",
-        "partition.num_parts=8",
-        "partition.clusters_per_step=2",
-    ],
-    "whole": [*TOY, "partition=whole"],
-    "batch norm": [*TOY, "model.norm=batch", "model.num_mlp_layers=1"],
-    "label input": [*TOY, "train.label_input=0.5"],
-    "two ranks, epochs": [
-        *TOY,
-        "parallel.num_ranks=2",
-        "parallel.lr_scaling=sqrt",
-        "train.epochs=7",
-    ],
-    "two ranks, split": [
-        *TOY,
-        "parallel=split",
-        "parallel.num_ranks=2",
-        "partition.num_parts=5",
-        "train.label_input=0.3",
-    ],
-    "two ranks, batch norm, views": [
-        *TOY,
-        "parallel.num_ranks=2",
-        "model.norm=batch",
-        "evaluation=views",
-        "evaluation.num_views=2",
-    ],
-    "views": [*TOY, "evaluation=views", "evaluation.num_views=3", "evaluation.num_parts=4"],
-    "bf16": [*TOY, "train.precision=bf16"],
-    "reference kernel": [*TOY, "kernel=reference", "model.aggr=softmax_sum"],
-    "optimizer": [
-        *TOY,
-        "train.optimizer=adamw",
-        "train.weight_decay=0.1",
-        "train.warmup_steps=7",
-        "train.clip_grad_norm=0.1",
-    ],
-    "dense, checkpointing, power": [
-        *TOY,
-        "model.block=dense",
-        "model.aggr=power",
-        "model.gradient_checkpointing=true",
-    ],
-    "digits": ["+experiment=digits", "train.epochs=3"],
-    "separate": [
-        "data=file",
-        "data.path=COMPONENTS",
-        "data.degrees=false",
-        "data.components=separate",
-        "data.node_features=log_sum",
-        "partition.num_parts=2",
-        "train.epochs=3",
-        "model.num_layers=2",
-    ],
-    "largest": [
-        "data=file",
-        "data.path=COMPONENTS",
-        "data.degrees=false",
-        "task.base=none",
-        "data.components=largest",
-        "partition.num_parts=2",
-        "train.epochs=3",
-    ],
-    "stopped in an epoch": [
-        *TOY,
-        "partition.num_parts=60",
-        "train.epochs=40",
-        "train.eval_every=40",
-    ],
-    "two ranks, stopped in an epoch": [
-        *TOY,
-        "partition.num_parts=60",
-        "train.epochs=60",
-        "train.eval_every=60",
-        "parallel.num_ranks=2",
-    ],
+    "metis": f"{TOY} partition=metis",
+    "metis_random": f"{TOY} partition=metis_random partition.num_parts=8 "
+    "partition.clusters_per_step=2",
+    "whole": f"{TOY} partition=whole",
+    "batch norm": f"{TOY} model.norm=batch model.num_mlp_layers=1",
+    "label input": f"{TOY} train.label_input=0.5",
+    "two ranks, epochs": f"{TOY} parallel.num_ranks=2 parallel.lr_scaling=sqrt train.epochs=7",
+    "two ranks, split": f"{TOY} parallel=split parallel.num_ranks=2 partition.num_parts=5 "
+    "train.label_input=0.3",
+    "two ranks, batch norm, views": f"{TOY} parallel.num_ranks=2 model.norm=batch evaluation=views "
+    "evaluation.num_views=2",
+    "views": f"{TOY} evaluation=views evaluation.num_views=3 evaluation.num_parts=4",
+    "bf16": f"{TOY} train.precision=bf16",
+    "reference kernel": f"{TOY} kernel=reference model.aggr=softmax_sum",
+    "optimizer": f"{TOY} train.optimizer=adamw train.weight_decay=0.1 train.warmup_steps=7 "
+    "train.clip_grad_norm=0.1",
+    "dense, checkpointing, power": f"{TOY} model.block=dense model.aggr=power "
+    "model.gradient_checkpointing=true",
+    "digits": "+experiment=digits train.epochs=3",
+    "separate": "data=file data.path=COMPONENTS data.degrees=false data.components=separate "
+    "data.node_features=log_sum partition.num_parts=2 train.epochs=3 model.num_layers=2",
+    "largest": "data=file data.path=COMPONENTS data.degrees=false task.base=none "
+    "data.components=largest partition.num_parts=2 train.epochs=3",
+    "stopped in an epoch": f"{TOY} partition.num_parts=60 train.epochs=40 train.eval_every=40",
+    "two ranks, stopped in an epoch": f"{TOY} partition.num_parts=60 train.epochs=60 train.eval_every=60 "
+    "parallel.num_ranks=2",
 }
 KEYS = ("weights_sha256", "best_valid", "test", "best_epoch", "data_epochs", "num_parameters")
 
@@ -146,9 +85,7 @@ def write_components(path: Path) -> None:
 
 def train(name: str, root: Path, num_threads: int) -> dict:
     """Train a reference run in its own processes. Runs named "stopped" get a signal and are resumed."""
-    arguments = [
-        argument.replace("COMPONENTS", str(root / "components.pt")) for argument in RUNS[name]
-    ]
+    arguments = RUNS[name].replace("COMPONENTS", str(root / "components.pt")).split()
     folder = root / name.replace(" ", "_").replace(",", "")
     environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
     command = [

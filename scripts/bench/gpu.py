@@ -137,7 +137,7 @@ ROWS: tuple[Row, ...] = (
         TINY_FLAGSHIP,
     ),
     Row(
-        "ComplEx of 1000 numbers on triples like FB15k-237's",
+        "ComplEx of 1000 numbers on a graph like FB15k-237",
         "knowledge",
         66,
         f"{TRAIN} +experiment=complex_fb15k237 trainer.dim=2000 data.folder={{cache}}/triples train.epochs=60",
@@ -245,11 +245,12 @@ def run(row: Row, folder: Path, device: str, small: bool, end: float) -> list[di
         return [{"failed": "no time was left"}]
     place, log = folder / "runs" / name, folder / "logs" / name
     command = f"{row.command} {row.small}" if small else row.command
-    command = command.format(device=device, out=place, cache=folder / "cache")
+    places = {"device": device, "out": place, "cache": folder / "cache"}
+    arguments = [part.format_map(places) for part in shlex.split(command)]
     say(f"{row.name}: at most {limit:.0f} s")
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", *shlex.split(command)],
+            [sys.executable, "-m", *arguments],
             cwd=ROOT,
             stdout=file,
             stderr=subprocess.STDOUT,
