@@ -80,6 +80,10 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
     wrong += [
         name for name, fixed in KEYS.items() if fixed and values.get(name, fixed[0]) not in fixed
     ]
+    own = (
+        () if values.get("trainer.name") != "knowledge" else ("trainer.num_parts",)
+    )  # others have it
+    wrong += [name for name in own if values.get(name, 1) not in (1, "auto")]
     for name in wrong:
         raise ValueError(
             f"{name}={values[name]} is a key of version {LAST_VERSION} and before, which opens this run: "
@@ -87,4 +91,4 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
         )
     if values.get("task.base_seconds") == "auto":  # no method was chosen
         del values["task.base_seconds"]
-    return {name: value for name, value in values.items() if name not in KEYS}
+    return {name: value for name, value in values.items() if name not in {*KEYS, *own}}

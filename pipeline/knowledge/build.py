@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 from functools import partial
 
 import torch
@@ -15,10 +14,9 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
 from parallel_epochs.pipeline.knowledge.config import KnowledgeConfig, KnowledgeTrainerConfig
-from parallel_epochs.pipeline.knowledge.parts import PartSteps
 from parallel_epochs.pipeline.knowledge.ranking import TripleProbe
 from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllSteps, Penalty
-from parallel_epochs.pipeline.knowledge.tables import HeldTables, TrainedTables
+from parallel_epochs.pipeline.knowledge.tables import TrainedTables
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer, Steps
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
@@ -31,11 +29,6 @@ log = logging.getLogger(__name__)
 
 # Largest share of triples whose entities another relation links the other way round by accident.
 COPIED = 0.5
-
-# Tensors of the size of a step's scores or rows that a step holds on a GPU.
-STEP_COPIES = 6
-# Largest number of parts of the entities, and the share of a GPU's free memory that two of them may take.
-MOST_PARTS, SHARE = 256, 0.9
 
 # Tables beside the rows: what the optimizer keeps of each number, and the gradient where it is dense.
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
@@ -90,12 +83,6 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
     options, available = config.trainer, machine_memory()
     tables, step = estimate_bytes(config, data)
     needed = tables * config.parallel.num_ranks
-    most = most_parts(data)
-    if options.loss == "negatives" and options.num_parts != keys.AUTO and options.num_parts > most:
-        raise ValueError(
-            f"trainer.num_parts={options.num_parts}: {data.num_nodes:,} entities make at most {most} "
-            f"{'part' if most == 1 else 'parts'} here: lower it"
-        )
     if needed > available:
         raise ValueError(
             f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
@@ -110,13 +97,6 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
             f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(step)}, but this "
             f"machine has {format_bytes(available)}: lower {mend}"
         )
-
-
-def most_parts(data: Data) -> int:
-    """Return the largest number of parts of the entities. A part has two of them at least, and more parts than
-    MOST_PARTS would spend all time on moving them.
-    """
-    return min(MOST_PARTS, max(data.num_nodes // 2, 1))
 
 
 def estimate_bytes(config: KnowledgeConfig, data: Data) -> tuple[int, int]:
@@ -211,24 +191,21 @@ def build_trainer(
     if model.comparison == "modulus":
         with ranks.first_then_others():  # what is compiled, the others find
             distances.LIBRARY.get()
-    device, num_parts = settle_parts(part, ranks)
-    is_held = num_parts > 1 and device.type != "cpu"
-    home = torch.device("cpu") if is_held else device
-    tables = TripleTables(model, *rows, reciprocal=one_vs_all).to(home)
+    device = part.device
+    tables = TripleTables(model, *rows, reciprocal=one_vs_all).to(device)
     build = partial(build_optimizer, options=options, lr=train.lr, is_sparse=not one_vs_all)
     steps: Steps
     if one_vs_all:
         steps = OneVsAllSteps(
-            splits["train"].to(home),
+            splits["train"].to(device),
             data.num_relations,
             batch_size=options.batch_size,
             penalty=penalty,
             seed=config.seed,
         )
     else:
-        kind = NegativeSteps if num_parts == 1 else partial(PartSteps, num_parts=num_parts)
-        steps = kind(
-            splits["train"].to(home),
+        steps = NegativeSteps(
+            splits["train"].to(device),
             data.num_nodes,
             batch_size=options.batch_size,
             chunk_size=options.chunk_size,
@@ -238,19 +215,14 @@ def build_trainer(
             penalty=penalty,
             seed=config.seed,
         )
-    trained = (
-        HeldTables(tables, build, -(-data.num_nodes // num_parts), device)
-        if is_held
-        else TrainedTables(tables, build)
-    )
     trainer = KnowledgeTrainer(
-        trained,
+        TrainedTables(tables, build),
         steps,
         num_epochs=train.epochs,
         lr=train.lr,
         last_lr=options.last_lr,
         eval_every=train.eval_every,
-        probe=build_probe(config, data, ranks, stop, home),
+        probe=build_probe(config, data, ranks, stop, device),
         ranks=ranks,
         stop=stop,
     )
@@ -272,43 +244,6 @@ def build_trainer(
         f"{trainer.about.num_steps:,}",
     )
     return trainer
-
-
-def settle_parts(part: Part, ranks: Ranks) -> tuple[torch.device, int]:
-    """Return the device that trains, and in how many parts it holds the entities: one, if they fit.
-
-    Raises:
-        ValueError: the run asks for a GPU that cannot train this.
-    """
-    options, (tables, step) = part.config.trainer, estimate_bytes(part.config, part.data)
-    device = part.device
-    if options.loss == "one_vs_all":
-        return device, 1
-    if options.num_parts != keys.AUTO:
-        return device, options.num_parts
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()
-    room = free - STEP_COPIES * step
-    num_parts = torch.tensor(
-        1
-        if device.type == "cpu" or tables <= room
-        else max(math.ceil(2 * tables / max(SHARE * room, 1)), 3)
-    )
-    ranks.max_(num_parts)
-    if num_parts > (most := most_parts(part.data)):
-        raise ValueError(
-            f"device={part.config.device}: {format_bytes(free)} of the GPU are free, but a step takes "
-            f"{format_bytes(STEP_COPIES * step)}, and two of {most} parts of the entities "
-            f"{format_bytes(2 * tables / most)}. Lower trainer.batch_size or trainer.num_negatives, or set device=cpu"
-        )
-    if num_parts > 1:
-        log.info(
-            "trainer.num_parts=auto: %d parts. The tables and their optimizer take %s, and %s of the GPU are "
-            "free, so the tables stay in memory and the GPU holds two parts at a time",
-            num_parts,
-            format_bytes(tables),
-            format_bytes(free),
-        )
-    return device, int(num_parts)
 
 
 def build_optimizer(

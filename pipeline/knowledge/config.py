@@ -53,16 +53,6 @@ class KnowledgeTrainerConfig(TrainerConfig):
         minimum=1,
         when=NEGATIVES,
     )
-    num_parts: Number = key(
-        "auto",
-        "Number of parts of the entities. A GPU holds the vectors of two parts at a time, "
-        "and memory holds all. Negatives are drawn from these two parts, on a CPU too. auto: 1 if "
-        "all vectors fit on the device, else as few parts as fit on the GPU.",
-        minimum=1,
-        may_be_auto=True,
-        when=NEGATIVES,
-        before=1,
-    )
     margin: float = key(
         9.0, "Distance beyond which a triple counts as false.", minimum=0, when=DISTANCES
     )

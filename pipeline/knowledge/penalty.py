@@ -1,4 +1,4 @@
-"""Chooses the weight of the N3 penalty by validation, and the number of parts by the memory of the GPU."""
+"""Chooses the weight of the N3 penalty by validation."""
 
 import logging
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.config import write_config
 from parallel_epochs.pipeline.data.opened import OpenData, Part
-from parallel_epochs.pipeline.knowledge.build import settle_parts, split_triples
+from parallel_epochs.pipeline.knowledge.build import split_triples
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.trials import Trials
 
@@ -25,10 +25,8 @@ def train_parts(
     *,
     ranks: Ranks = Ranks(),
 ) -> dict:
-    """Train the vectors of a run, after the choice of its penalty and of its parts."""
+    """Train the vectors of a run, after the choice of its penalty."""
     part = opened.parts[0]
-    if part.config.trainer.num_parts == keys.AUTO and part.config.trainer.loss == "negatives":
-        part = _with({"trainer.num_parts": settle_parts(part, ranks)[1]}, part, folder, ranks)
     if part.config.trainer.n3 != keys.AUTO:
         return train_one(part, folder)
     splits, epochs = split_triples(part.data), -(-part.config.train.epochs // SHARE)
@@ -51,12 +49,7 @@ def train_parts(
         chosen = settings[
             Trials(folder, train, ranks=ranks).choose(list(settings), first=epochs, most=epochs)
         ]
-    return train_one(_with({"trainer.n3": chosen}, part, folder, ranks), folder)
-
-
-def _with(chosen: dict[str, float], part: Part, folder: Path, ranks: Ranks) -> Part:
-    """Write what was chosen into the configuration, which a resumed run reads."""
-    config = keys.replaced(part.config, chosen)
-    if ranks.is_first:
+    config = keys.replaced(part.config, {"trainer.n3": chosen})
+    if ranks.is_first:  # a resumed run reads it
         write_config(config, folder)
-    return replace(part, config=config)
+    return train_one(replace(part, config=config), folder)

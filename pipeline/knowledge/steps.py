@@ -82,9 +82,12 @@ class NegativeSteps:
         Returns:
             The loss, summed over this rank's triples, and their number; without any, the tables have no gradient.
         """
-        batch = self._batch(tables, order, step)
+        first = step * self._batch_size
+        batch = self._triples[order[first : first + self._batch_size].to(self._triples.device)]
         num_chunks = -(-len(batch) // self._chunk_size)
-        drawn = self._draw(tables, round_, step, (num_chunks, 2, self._num_negatives))
+        shape = num_chunks, 2, self._num_negatives
+        rng = stream("negatives", self._seed, round_, step)
+        drawn = torch.from_numpy(rng.integers(self._num_entities, size=shape))
         chunks = torch.arange(num_chunks)[ranks.rank :: ranks.num_ranks]
         if not len(chunks):
             return 0.0, 0
@@ -110,18 +113,6 @@ class NegativeSteps:
         tables.entities.grad = _sparse(entity_ids, entities.grad, tables.entities)
         tables.relations.grad = _sparse(relation_ids, relations.grad, tables.relations)
         return float(loss.detach()), len(triples)
-
-    def _batch(self, tables: TripleTables, order: Tensor, step: int) -> Tensor:
-        """Return the triples of a step, with rows of the tables."""
-        return self._triples[
-            order[step * self._batch_size : (step + 1) * self._batch_size].to(self._triples.device)
-        ]
-
-    def _draw(self, tables: TripleTables, round_: int, step: int, shape: tuple[int, ...]) -> Tensor:
-        """Draw the negatives of a step, rows of the tables."""
-        return torch.from_numpy(
-            stream("negatives", self._seed, round_, step).integers(self._num_entities, size=shape)
-        )
 
     def _loss(
         self,

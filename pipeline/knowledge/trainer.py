@@ -177,7 +177,7 @@ class KnowledgeTrainer(Trainer):
         """Rank triples of training and validation, all ranks together; none if it is not due."""
         number, scores = self.progress.round + 1, None
         if number == self.num_rounds or number % self._eval_every == 0:
-            scores = self._probe(self.tables.whole().score_all)
+            scores = self._probe(self.tables.score_all)
         self.progress.end_round(epochs=number)
         return scores
 
@@ -187,7 +187,7 @@ class KnowledgeTrainer(Trainer):
         Raises:
             Stopped: on all ranks, if one of them was asked to stop.
         """
-        return self._probe.test(self.tables.whole().score_all)
+        return self._probe.test(self.tables.score_all)
 
     def weights(self) -> dict[str, Tensor]:
         """Return what was learned: ``entities`` [num_entities, dim] and ``relations``; see TripleTables."""

@@ -25,7 +25,7 @@ from parallel_epochs.pipeline.run.ranks import choose_device
 from parallel_epochs.scripts.bench.graphs import PROTEINS
 from parallel_epochs.scripts.bench.measure import four_digits, say
 
-GROUPS = ("step", "knowledge", "large")
+GROUPS = ("step", "knowledge")
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds of a row whose time does not count.
 FIRST = 90
@@ -158,15 +158,6 @@ ROWS: tuple[Row, ...] = (
         f"{EPOCHS} train.precision=bf16",
         TINY_FLAGSHIP,
     ),
-    Row(
-        "5 million entities of which a GPU holds a quarter",
-        "large",
-        400,
-        f"{TRAIN} trainer=knowledge data=math data.num_entities=5_000_000 data.num_train=2_000_000 "
-        "data.num_valid=100 data.num_test=100 trainer.dim=400 trainer.loss=negatives "
-        "trainer.batch_size=4000 trainer.num_parts=8 train.epochs=1 train.eval_every=1",
-        "data.num_entities=1000 data.num_train=20000 trainer.dim=8",
-    ),
 )
 
 
@@ -182,7 +173,7 @@ def bench_gpu(
 
     Args:
         out: folder of the results, which is new or empty (default: build/gpu).
-        group: groups of rows: step, knowledge or large (default: the first two).
+        group: groups of rows: step or knowledge (default: both).
         rows: rows whose name contains one of these texts (default: all).
         seconds: time for all rows. What is left over is named.
         small: run every row in miniature.
@@ -195,7 +186,7 @@ def bench_gpu(
         Path(out).absolute(),
         time.monotonic() + seconds,
     )
-    wanted = {*(group or GROUPS[: None if rows else 2])}
+    wanted = {*(group or GROUPS)}
     if unknown := sorted(wanted - {*GROUPS}):
         raise ValueError(f"--group {unknown[0]} is unknown; choose one of {', '.join(GROUPS)}")
     chosen = [

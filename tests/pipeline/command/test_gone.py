@@ -32,3 +32,14 @@ def test_a_saved_run_may_hold_the_value_that_is_fixed_now(name, configure, tmp_p
         else:
             with pytest.raises(ValueError, match=re.escape(f"{name}=other") + ".*version 0.6.0"):
                 schema.parse(text, path)
+
+
+@pytest.mark.parametrize("value, opens", [("auto", True), (1, True), (4, False)])
+def test_a_saved_knowledge_graph_had_parts(value, opens, configure, tmp_path):
+    config, path = configure("trainer=knowledge", "data=math"), tmp_path / "config.yaml"
+    text = keys.to_yaml(config).replace("\ntrainer:\n", f"\ntrainer:\n  num_parts: {value}\n")
+    if opens:
+        assert schema.parse(text, path) == config
+    else:
+        with pytest.raises(ValueError, match="trainer.num_parts=4 .*version 0.6.0"):
+            schema.parse(text, path)

@@ -219,7 +219,7 @@ def test_arithmetic_is_learned(configure, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
-    [NEGATIVES, [*ADAGRAD, "trainer.num_parts=4"], ALL, SGD],
+    [NEGATIVES, ADAGRAD, ALL, SGD],
     ids=["sparse_adam", "sparse_adagrad", "adagrad", "sgd"],
 )
 def test_two_ranks_train_what_one_process_trains(overrides, configure, tmp_path):
