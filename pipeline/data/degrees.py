@@ -27,7 +27,7 @@ MOST = 64
 
 
 @dataclass(frozen=True)
-class _Slots:
+class Slots:
     """Columns of degrees, numbered within those of each type of nodes.
 
     Attributes:
@@ -66,9 +66,7 @@ def add_degrees(
 
 
 def count_degrees(data: Graph, num_columns: int) -> Int[np.ndarray, "num_nodes num_columns"]:
-    """Count the edges of each node of a graph with one type of nodes, int32: those that enter it, then those that leave
-    it where there are two columns.
-    """
+    """Count the edges of each node of a graph with one type of nodes, by column, int32."""
     return _count(data, num_columns)[0]
 
 
@@ -121,7 +119,7 @@ def without_degrees(types: GraphTypes) -> GraphTypes:
     return replace(types, degrees=[], widths=widths)
 
 
-def _slots(types: GraphTypes) -> _Slots:
+def slots_of(types: GraphTypes) -> Slots:
     """Number the columns of degrees."""
     reverse = reverses_of(types.relations)
     counted = {*reverse, *reverse.values()}  # by the in-degrees of each other
@@ -132,9 +130,9 @@ def _slots(types: GraphTypes) -> _Slots:
         outgoing.append(-1 if number in counted else width[source])
         width[source] += number not in counted
     if max(width.values()) <= MOST:
-        return _Slots(incoming, outgoing, list(width.values()))
+        return Slots(incoming, outgoing, list(width.values()))
     outgoing = [min(column, 1) for column in outgoing]
-    return _Slots(
+    return Slots(
         [0] * len(incoming),
         [1 if column >= 0 else -1 for column in outgoing],
         [1 + (max(outgoing) >= 0)] * len(types.names),
@@ -151,7 +149,7 @@ def _count(data: Graph, num_columns: int | None) -> tuple[np.ndarray, list[int]]
         [num_nodes, columns], int32, and the number of columns of each type.
     """
     types = data.types
-    slots = _slots(types)
+    slots = slots_of(types)
     incoming, outgoing, width = *map(np.array, (slots.incoming, slots.outgoing)), max(slots.widths)
     counts = np.zeros((data.num_nodes, width), np.int32)
     for first, ptr, src, *attr in edge_blocks(data, features=not types.homogeneous):

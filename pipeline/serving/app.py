@@ -261,12 +261,16 @@ class App:
     async def _tell(self, request: Request, error: Exception) -> Response:
         """Answer what is wrong with a request."""
         if isinstance(error, RequestValidationError):
-            wrong = error.errors()[0]
+            # A name that is not answered is told first: it is why another one is missing.
+            wrong = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
             if isinstance(wrong["input"], bytes):
                 return Told(415, "send JSON with the header Content-Type: application/json")
             place = ".".join(map(str, wrong["loc"][1:])) or "the body"
-            if place == "rows" and wrong["type"] == "extra_forbidden":
-                return Told(400, self.answers.no_newcomers)
+            if wrong["type"] == "extra_forbidden":
+                if place in ("rows", "edges"):
+                    return Told(400, self.answers.no_newcomers)
+                known = "GET /schema says what it answers"
+                return Told(400, f"{place}: this run answers none here; {known}")
             reason = wrong.get("ctx", {}).get("error", wrong["msg"])
             seen = reprlib.repr(wrong["input"])
             status = 413 if wrong["type"] == "too_long" else 400

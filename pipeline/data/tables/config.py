@@ -200,8 +200,14 @@ class TablesConfig(DataConfig):
     def without_files(self) -> dict[str, Any]:
         found: dict[str, Any] = {"data.folder": None} | dict.fromkeys(self._others(), NO_FILE)
         if self.schema is not None:
-            found["data.schema"] = schemas.without_paths(self.schema, NO_FILE)
+            found["data.schema"] = schemas.with_paths(self.schema, itertools.repeat(NO_FILE))
         return found
+
+    def with_tables(self, nodes: object, edges: object) -> object:
+        """Return other tables in memory as `predict` takes them, of one type of nodes and one of edges."""
+        if self.schema is None:
+            return nodes, edges
+        return schemas.with_paths(self.schema, iter([nodes, edges]))
 
     def _others(self) -> list[str]:
         """Return the keys that name tables."""

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 # The part of the database with the rows, and the table of them with all columns.
 PART, MADE = "label_rows", "label_rows.made"
-# A last event that is so many times later than most is a mistake.
+# A first or last event that is so many times further away than most from each other is a mistake.
 FAR = 20
 # Snapshots at most, if their number is chosen here.
 MOST_SNAPSHOTS = 16
@@ -317,18 +317,19 @@ def _count_events(
         "reading events",
         ordered=False,
     )
-    first, last, usual = db.execute(
-        "SELECT min(time), max(time), quantile_disc(time, 0.95) FROM events"
+    first, low, high, last = db.execute(
+        "SELECT min(time), quantile_disc(time, 0.05), quantile_disc(time, 0.95), max(time) FROM events"
     )[0]
     name, span, length = f"data.events: {source.name}", rows.span, rows.length
     if first is None:
         raise ValueError(f"{name}: there are no events")
-    if last - first > FAR * max(usual - first, length):
-        shown = str(np.datetime64(int(last), "s")) if are_dates else f"{last:g}"
-        raise ValueError(
-            f"{name}: the time {shown} in {source.name} is far beyond the others, and would make rows of all windows until "
-            "then. Correct it, or leave it out"
-        )
+    for odd, away in ((first, low - first), (last, last - high)):
+        if away > FAR * max(high - low, length):
+            shown = str(np.datetime64(int(odd), "s")) if are_dates else f"{odd:g}"
+            raise ValueError(
+                f"{name}: the time {shown} is far from the others, and would make rows of all windows "
+                "between. Correct it, or leave it out"
+            )
     first = (
         first // 86400 * 86400 if are_dates and length % 86400 == 0 else first
     )  # windows begin at midnight

@@ -20,7 +20,9 @@ def describe(config: TablesConfig, packed: Tensor) -> dict[str, Columns]:
         config: of one table of nodes and one of edges.
         packed: what was learned, see :class:`pipeline.data.tables.fitted.Fitted`.
     """
-    (of_nodes, of_edges), nodes, edges = unpack(packed)[0], config.nodes, config.edges
+    of_nodes, of_edges = unpack(packed)[0]
+    nodes = next(iter(config.tables.nodes.values())).columns
+    edges = next(iter(config.tables.edges.values())).columns
     values: list[Columns] = [
         {
             name: {"x-kind": "date" if option == "dates" else "number"}

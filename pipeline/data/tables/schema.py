@@ -1,7 +1,7 @@
 """The tables of a graph: one schema, read from data.schema, a file in YAML, or made of data.nodes and data.edges."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -653,12 +653,12 @@ def check_inputs(schema: TableSchema, known: dict[str, Any]) -> None:
                 )
 
 
-def without_paths(schema: object, other: str) -> dict[str, Any]:
-    """Return the content of a schema with another text for the path of each table."""
+def with_paths(schema: object, others: Iterator[object]) -> dict[str, Any]:
+    """Return the content of a schema with other paths, or tables, in their order."""
     content = _load(schema)
     return {
         part: {
-            name: keys | ({"path": other} if "path" in keys else {})
+            name: keys | ({"path": next(others)} if "path" in keys else {})
             for name, keys in _section(content, part).items()
         }
         for part in ("nodes", "edges")

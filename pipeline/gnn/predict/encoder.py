@@ -109,7 +109,8 @@ class Encoder:
             tables.to_table([*rows, *fillers], self.columns["rows"]),
             tables.to_table(edges, self.columns["edges"]),
         )
-        with written(both, run.config.data, run.folder, {}) as found:
+        source = cast(Any, run.config.data)
+        with written(source.with_tables(*both), source, run.folder, {}) as found:
             asked = keys.replaced(GNNPredictConfig(str(run.folder)), found)
             config = keys.replaced(run.config, new_data.choose(run, asked.data)).data
             config.leave_labels()

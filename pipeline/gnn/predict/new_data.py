@@ -51,7 +51,6 @@ OF_STORE = (
     "content_hash",
     learning.FITTED,
     "on_disk",
-    "types",
 )
 # Names of the splits of other data then.
 PARTS = (OLD, "valid", "new")

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +18,12 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.cache import load_own
-from parallel_epochs.pipeline.data.degrees import add_degrees, count_degrees, scale_degrees
+from parallel_epochs.pipeline.data.degrees import (
+    add_degrees,
+    count_degrees,
+    scale_degrees,
+    slots_of,
+)
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores
@@ -34,6 +40,7 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.sampling import GrowingSampler
 from parallel_epochs.pipeline.names import MASKS, TERMS, WHOLE_DEGREE, WHOLE_MEAN
 from parallel_epochs.pipeline.run.checkpoint import fitting
+from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 
@@ -218,6 +225,8 @@ class Newcomers:
             batch[mask] = torch.cat([torch.zeros(num_new, dtype=torch.bool), data[mask][known]])
         for name in ("metric", "num_categories", "out_channels"):
             batch[name] = data[name]
+        if not data.types.homogeneous:
+            batch.types = replace(data.types, counts=[len(nodes)])
         if self._knows_sums:
             batch[WHOLE_MEAN] = self._mean
             # The sums of the weights of all edges that end at a node, with the new edges.
@@ -235,16 +244,25 @@ class Newcomers:
         return batch, is_bounded
 
     def _features(self, nodes: Tensor, new: NewNodes) -> Tensor:
-        x, (num_new, width) = self._data.x, new.x.shape
-        found = x.new_empty(len(nodes), x.size(1))
-        found[:num_new, :width], found[num_new:] = new.x, x[nodes[num_new:]]
-        moments = self._learned.degrees
+        data, num_new, moments = self._data, len(new.x), self._learned.degrees
+        num_last = data.num_categories + self._setup.config.data.num_last
+        first = new.x.size(1) - num_last  # degrees stand in front of the last columns
+        found = data.x.new_empty(len(nodes), data.x.size(1))
+        found[:num_new, :first], found[num_new:] = new.x[:, :first], data.x[nodes[num_new:]]
+        found[:num_new, found.size(1) - num_last :] = new.x[:, first:]
         if moments is not None:
             counts = torch.zeros(len(nodes), moments.size(1), dtype=torch.int64)
             counts[num_new:] = self._counts[nodes[num_new:]].long()
-            for column, ends in enumerate(new.edges.flip(0)[: counts.size(1)]):
-                counts[:, column] += _sum_at(nodes, ends, torch.ones(len(ends))).long()
-            found[:, width:] = scale_degrees(counts.int().numpy(), moments)
+            relation = torch.zeros(new.edges.size(1), dtype=torch.int64)
+            if not data.types.homogeneous:
+                relation = cast(Tensor, new.edge_attr)[:, 0].long()
+            slots = slots_of(data.types)
+            for ends, columns in zip(new.edges.flip(0), (slots.incoming, slots.outgoing)):
+                own = torch.tensor(columns)[relation]
+                for column in range(counts.size(1)):
+                    counts[:, column] += _sum_at(nodes, ends, (own == column).float()).long()
+            scaled = scale_degrees(counts.int().numpy(), moments)
+            found[:, first : first + counts.size(1)] = scaled
         return found
 
     @cached_property
@@ -312,11 +330,16 @@ def _why_not(run: SavedRun[GNNConfig]) -> str | None:
     config, data = run.config, cast(Any, run.config.data)
     if run.shared is not None:
         return "it is a file without the data of the training"
-    if not data.is_stored or data.is_typed:
-        return "they need data=tables with one table of nodes and one of edges"
-    if data.nodes.path is None:
+    if not data.is_stored or data.has_rows:
+        return "they need data=tables without a label table"
+    tables = data.tables
+    if len(tables.nodes) > 1 or len(tables.edges) > 1:
+        names = words.listed([*tables.nodes, *tables.edges])
+        return f"they need one table of nodes and one of edges, and it has {names}"
+    (nodes,) = tables.nodes.values()
+    if nodes.path is None:
         return "its nodes have no table"
-    if data.nodes.text_neighbors:
+    if nodes.columns.text_neighbors:
         return "its features hold the ids of neighbours (data.nodes.text_neighbors)"
     if config.predicts_links:
         return "labels of nodes are predicted for them, and not links"

@@ -169,7 +169,19 @@ def grown(model, data, rows, edges):
         )
         for table in both
     ]
-    return model.predict(tuple(both), table=True, **{"data.known_labels": "all"}).tail(len(rows))
+    both = tuple(both) if model.run.config.data.schema is None else by_schema(*both)
+    return model.predict(both, table=True, **{"data.known_labels": "all"}).tail(len(rows))
+
+
+def by_schema(nodes, edges):
+    """Name the tables by a schema, as init writes it."""
+    end = {"type": "people"}
+    people = {"label": "town", "features": ["age"], "dates": ["born"], "categories": ["job"]}
+    knows = {"source": end, "target": end, "features": ["sum"], "relation": "kind"}
+    return {
+        "nodes": {"people": {"path": nodes, "text": ["note"], "standardize": True, **people}},
+        "edges": {"knows": {"path": edges, **knows}},
+    }
 
 
 def assert_alike(found, expected):
@@ -340,6 +352,25 @@ def test_simple_methods_that_read_more_take_a_pass_over_the_graph(based, monkeyp
         return
     with pytest.raises(ValueError, match="a feature of a new edge is negative, and the simple"):
         newcomers.take(negative)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"task.base": "none"},
+        {"task.base": "propagation", "task.candidate": "offset"},
+        pytest.param({"task.base": "trees"}, marks=pytest.mark.slow),
+        pytest.param({"task.base": "linear", "data.degrees": True}, marks=pytest.mark.slow),
+        pytest.param({"train.label_input": 0.5, "model": "rgcn"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_schema_of_one_table_of_each_takes_new_rows(tmp_path, more):
+    nodes, edges = tables()
+    edges["kind"] = people()[1]["kind"]
+    places = {"folder": tmp_path / "run", "cache_dir": tmp_path / "cache"}
+    model = pe.train(by_schema(nodes, edges), **places, **SMALL | more).model
+    assert_same(model, (nodes, edges), edges=[{**edge, "kind": "gift"} for edge in EDGES])
 
 
 @pytest.mark.slow

@@ -564,10 +564,19 @@ def test_training_labels_that_tell_of_the_time_of_validation_are_reported(folder
     ]
 
 
-def test_windows_without_an_event_are_refused(tmp_path):
-    orders = pd.DataFrame({"user": ["u0", "u1"], "item": "i0", "paid": 1.0, "day": [0, 45]})
+@pytest.mark.parametrize(
+    "days, message",
+    [
+        ([0, 45], "no window of 20 has an event"),
+        ([*range(60), 99_999], "the time 99999 is far from the others"),
+        ([-99_999, *range(60)], "the time -99999 is far from the others"),
+    ],
+    ids=str,
+)
+def test_windows_without_an_event_and_odd_times_are_refused(days, message, tmp_path):
+    orders = pd.DataFrame({"user": "u0", "item": "i0", "paid": 1.0, "day": days})
     write_purchases(tmp_path, orders)
-    with pytest.raises(ValueError, match="no window of 20 has an event"):
+    with pytest.raises(ValueError, match=message):
         opened(
             tmp_path,
             "data.label_table=null",

@@ -121,7 +121,7 @@ WRONG = [
     (400, "/predict", {"ids": [1.5]}, "1.5 is no id; an id is a text or a whole number"),
     (400, "/predict", {"ids": [True]}, "True is no id; an id is a text or a whole number"),
     (400, "/predict", {}, "nothing to answer; it may have ids, columns, rows, edges"),
-    (400, "/predict", {"nodes": ["p1"]}, "nodes: Extra inputs are not permitted"),
+    (400, "/predict", {"nodes": ["p1"]}, "nodes: this run answers none here; GET /schema"),
     (
         400,
         "/predict",
