@@ -40,7 +40,6 @@ from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.sampling import GrowingSampler
 from parallel_epochs.pipeline.names import MASKS, TERMS, WHOLE_DEGREE, WHOLE_MEAN
 from parallel_epochs.pipeline.run.checkpoint import fitting
-from parallel_epochs.pipeline.run import words
 from parallel_epochs.pipeline.run.saved import SavedRun
 
 
@@ -334,7 +333,7 @@ def _why_not(run: SavedRun[GNNConfig]) -> str | None:
         return "they need data=tables without a label table"
     tables = data.tables
     if len(tables.nodes) > 1 or len(tables.edges) > 1:
-        names = words.listed([*tables.nodes, *tables.edges])
+        names = ", ".join([*tables.nodes, *tables.edges])
         return f"they need one table of nodes and one of edges, and it has {names}"
     (nodes,) = tables.nodes.values()
     if nodes.path is None:
