@@ -203,17 +203,17 @@ def test_wrong_questions_are_refused_in_the_words_of_the_call(result, asked, mes
         result.model.predict(**asked)
 
 
-def test_edges_with_labels_name_their_ends(tmp_path):
+def test_edges_with_labels_name_their_ids_and_ends(tmp_path):
     _, edges = people()
-    model = pe.train(
-        (None, edges),
-        "task=edge",
-        folder=tmp_path / "run",
-        cache_dir=tmp_path / "cache",
-        **SMALL,
-        **{"data.edges.label": "kind", "data.edges.features": ["sum"]},
-    ).model
+    edges["order"] = [f"o{number}" for number in range(len(edges), 0, -1)]
+    places = {"folder": tmp_path / "run", "cache_dir": tmp_path / "cache"}
+    keys = {"data.edges.label": "kind", "data.edges.features": ["sum"], "data.edges.id": "order"}
+    twice = edges.assign(order=edges["order"].replace("o1", "o2"))
+    with pytest.raises(ValueError, match=r"'o2' .* there 2 times \(data.edges.id=order\): give each"):
+        pe.train((None, twice), "task=edge", **places, **SMALL, **keys)
+    model = pe.train((None, edges), "task=edge", **places, **SMALL, **keys).model
     found = model.predict(table=True)
+    assert found["id"].tolist() == edges["order"].tolist()
     assert (
         found[["source", "target"]].to_numpy().tolist()
         == edges[["source", "target"]].to_numpy().tolist()

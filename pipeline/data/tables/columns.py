@@ -219,6 +219,13 @@ class EdgeColumns:
         shapes_graph=True,
         hashed_if_given=True,
     )
+    id: str | None = key(
+        None,
+        "Column of the ids of edges with labels, by which predictions name them (task=edge). "
+        "Default: the numbers of the rows, from 1.",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
     label: str | None = key(
         None,
         "Column of the labels of edges (task=edge). Texts and whole numbers are classes, "

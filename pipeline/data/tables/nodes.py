@@ -114,7 +114,7 @@ class Nodes:
         if is_divided and config.split is None and config.reading > 5:
             self.table = tables_labels.find_split(source, self.table)
         table = self.table
-        columns, is_first = table.columns, config.duplicates == "first"
+        columns, is_first = table.columns, config.duplicates == "first" and not table.are_edges
         chosen = [
             "(row_number() OVER () - 1)::INTEGER AS number",
             f"{source.text(columns.id)} AS id",
@@ -486,7 +486,7 @@ def _check(source: Source, id_column: str, values: Values) -> tuple[int, list[in
         f"SELECT count(*), count(*) FILTER (id IS NULL){empty} FROM nodes"
     )[0]
     if no_id:
-        mend = f": every node needs an id; {no_id:,} rows in all are affected"
+        mend = f": every row needs an id; {no_id:,} rows in all are affected"
         source.refuse(id_column, f"{source.text(id_column)} IS NULL", mend=mend)
     twice = source.db.execute(
         "SELECT id, min(number), count(*) FROM nodes GROUP BY id HAVING count(*) > 1 ORDER BY 2 LIMIT 1",
@@ -494,10 +494,12 @@ def _check(source: Source, id_column: str, values: Values) -> tuple[int, list[in
     )
     if twice:
         id, first, times = twice[0]
+        mend = "give each edge an id of its own, or leave data.edges.id out"
+        if source.key == "data.nodes":
+            mend = "give each node one row, or set data.duplicates=first to keep the first one"
         raise ValueError(
             f"{source.name}: the id {id!r} of row {first + 1} is there {times:,} times "
-            f"(data.nodes.id={id_column}): give each node one row, or set data.duplicates=first to keep "
-            "the first one"
+            f"({source.key}.id={id_column}): {mend}"
         )
     return num_nodes, missing
 

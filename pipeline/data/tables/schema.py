@@ -110,6 +110,7 @@ class NodeTable:
         empty: what is done with empty cells.
         metric: of the labels.
         ends: the columns of both ends of labelled edges between nodes of one type; none of others.
+        are_edges: whether they are labelled edges.
     """
 
     columns: NodeColumns
@@ -120,11 +121,12 @@ class NodeTable:
     empty: str = "zero"
     metric: str | None = None
     ends: tuple[str, str] | None = None
+    are_edges: bool = False
 
     @property
     def key(self) -> str:
         """The part of the configuration that names the columns: of labelled edges their own."""
-        return "data.edges" if self.columns.id == ROW else "data.nodes"
+        return "data.edges" if self.are_edges else "data.nodes"
 
     @property
     def named(self) -> list[Named]:
@@ -132,7 +134,7 @@ class NodeTable:
         option = {"column": f"{self.key}.split_column", "group": "data.split_by"}.get(
             self.split, "data.time_column" if self.key == "data.nodes" else "data.edges.time"
         )
-        own = [("data.nodes.id", self.columns.id)] if self.columns.id != ROW else []
+        own = [(f"{self.key}.id", self.columns.id)] if self.columns.id != ROW else []
         own += [(f"{self.key}.{n}", name) for n in INPUTS for name in getattr(self.columns, n)]
         own += [(f"{self.key}.{name}", column) for name, column in self.labels]
         return own + [(option, self.by)] * (self.by is not None)  # type: ignore[list-item]
@@ -197,7 +199,7 @@ class TableSchema:
     @property
     def labels_edges(self) -> bool:
         """Tell whether the labels that are learned are of edges."""
-        return self.labelled is not None and self.nodes[self.labelled].columns.id == ROW
+        return self.labelled is not None and self.nodes[self.labelled].are_edges
 
     def tables(self) -> list[NodeTable | EdgeTable]:
         """Return all tables."""
@@ -234,7 +236,7 @@ class TableSchema:
 def _chosen(columns: NodeColumns | EdgeColumns, left_out: tuple[str, ...]) -> dict[str, Any]:
     """Return the keys of a table; those that came later are there only if they are given, as graphs keep their hash."""
     is_edges = isinstance(columns, EdgeColumns)
-    later = ("split_column", "label") if is_edges else ()
+    later = ("split_column", "label", "id") if is_edges else ()
     own = {
         name: value
         for name, value in dataclasses.asdict(columns).items()
@@ -314,6 +316,7 @@ def read_schema(config: Settings) -> TableSchema:
             is_labelled=name == labelled,
             time=draft.times.get(name, config.time_column),
             ends=draft.ends.get(name),
+            are_edges=name in draft.times,
         )
         for name, own in draft.nodes.items()
     }
@@ -341,6 +344,7 @@ def _node_table(
     is_labelled: bool,
     time: str | None,
     ends: tuple[str, str] | None,
+    are_edges: bool,
 ) -> NodeTable:
     """Complete the columns of a type by how its labels are divided; of other types no labels are read."""
     path = None if own.path is None else _resolve(folder, own.path)
@@ -358,7 +362,7 @@ def _node_table(
     if split == "random" and by is not None:
         split = "group"
     by = by if labels else None
-    return NodeTable(own, path, labels, split, by, config.empty, config.metric, ends)
+    return NodeTable(own, path, labels, split, by, config.empty, config.metric, ends, are_edges)
 
 
 def _place(own: EdgeColumns, group: str | None, split: str | None) -> Named | None:
@@ -375,7 +379,7 @@ def _resolve(folder: str | None, path: str) -> Path:
 
 def without_labels(edges: EdgeColumns) -> EdgeColumns:
     """Return the columns of a table of edges whose labels are not learned."""
-    return replace(edges, label=None, labels=[], categories=[], text=[])
+    return replace(edges, id=None, label=None, labels=[], categories=[], text=[])
 
 
 def _add_labelled(draft: _Draft, name: str) -> None:
@@ -393,7 +397,7 @@ def _add_labelled(draft: _Draft, name: str) -> None:
         path=own.path,
         table=own.table,
         csv=own.csv,
-        id=ROW,
+        id=own.id or ROW,
         features=[*([] if own.weight is None else [own.weight]), *own.features],
         log1p=own.log1p,
         standardize=own.standardize,
@@ -406,7 +410,7 @@ def _add_labelled(draft: _Draft, name: str) -> None:
     )
     for end, column, kind in zip(("source", "target"), (own.source, own.target), kinds):
         columns = EdgeColumns(
-            path=own.path, table=own.table, csv=own.csv, source=ROW, target=column
+            path=own.path, table=own.table, csv=own.csv, source=own.id or ROW, target=column
         )
         draft.edges[f"{name}_{end}"] = columns, name, str(kind)
 

@@ -264,7 +264,7 @@ def test_of_rows_with_one_id_the_first_is_kept_on_request(tmp_path, caplog):
     ):
         load(tmp_path, node_rows=twice)
     with pytest.raises(
-        ValueError, match="row 2, column id is empty: every node needs an id; 2 rows in all"
+        ValueError, match="row 2, column id is empty: every row needs an id; 2 rows in all"
     ):
         load(
             tmp_path, node_rows="id,sales,split\nx,1,train\n,2,train\n,3,test\n", duplicates="first"
