@@ -73,11 +73,11 @@ class Comparison:
 
     @property
     def shared(self) -> str:
-        """Return a warning where wall times are not comparable."""
+        """Return a warning where training times are not comparable."""
         if not any(run.shares_cores for run in self.runs):
             return ""
         return (
-            "Ranks shared the cores of a CPU, so wall times are longer than on one machine per rank. Compare runs by "
+            "Ranks shared the cores of a CPU, so training times are longer than on one machine per rank. Compare runs by "
             "steps and epochs."
         )
 
@@ -175,7 +175,9 @@ class Comparison:
                 -merit(metric, statistics.fmean(run.summary["best_valid"] for run in group))
             ),
         )
-        rows = [[*(short(key, keys) for key in keys), "seeds", *self.scores.values(), "wall time"]]
+        rows = [
+            [*(short(key, keys) for key in keys), "seeds", *self.scores.values(), "training time"]
+        ]
         for group in members:
             own = [setting(group[0].settings.get(key)) for key in keys]
             rows.append([*own, *self.means(group)])

@@ -27,12 +27,12 @@ FIRST = ("model.name", "model.", "data.", "task.", "trainer.", "num_ranks", "par
 AXES = {
     "step": "steps of each rank",
     "epochs": "epochs (passes over the graph, all ranks)",
-    "wall_seconds": "wall time (s)",
+    "wall_seconds": "training time (s)",
 }
 # A page reads these keys of a summary, which may lack any of them.
 NUMBERS = (
     *("best_epoch", "best_valid", "test", "train", "num_parameters", "data_epochs"),
-    *("wall_seconds", "peak_memory_bytes", "num_ranks", "seed"),
+    *("wall_seconds", "command_seconds", "peak_memory_bytes", "num_ranks", "seed"),
 )
 TEXTS = (
     *("experiment", "metric", "parallel", "lr_scaling", "kernel", "weights_sha256"),

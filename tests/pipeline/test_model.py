@@ -209,7 +209,9 @@ def test_edges_with_labels_name_their_ids_and_ends(tmp_path):
     places = {"folder": tmp_path / "run", "cache_dir": tmp_path / "cache"}
     keys = {"data.edges.label": "kind", "data.edges.features": ["sum"], "data.edges.id": "order"}
     twice = edges.assign(order=edges["order"].replace("o1", "o2"))
-    with pytest.raises(ValueError, match=r"'o2' .* there 2 times \(data.edges.id=order\): give each"):
+    with pytest.raises(
+        ValueError, match=r"'o2' .* there 2 times \(data.edges.id=order\): give each"
+    ):
         pe.train((None, twice), "task=edge", **places, **SMALL, **keys)
     model = pe.train((None, edges), "task=edge", **places, **SMALL, **keys).model
     found = model.predict(table=True)
