@@ -104,11 +104,6 @@ def test_every_part_is_one_file_one_conf_file_and_one_line():
             "pipeline/knowledge/ranking.py",
             ["tests/pipeline/knowledge/test_ranking.py"],
         ),
-        (
-            "pipeline/layout/trainer.py",
-            ["tests/pipeline/layout/test_rounds.py", "tests/pipeline/layout/test_trainer.py"],
-        ),
-        ("pipeline/loop.py", ["tests/pipeline/test_loop.py"]),
         ("pipeline/knowledge", ["tests/pipeline/knowledge"]),
         ("scripts/bench/step.py", ["tests/scripts/test_bench.py"]),
         ("tests/test_docs.py", ["tests/test_docs.py"]),

@@ -232,10 +232,7 @@ def test_new_rows_get_the_predictions_of_grown_tables(wide):
             {},
             "column age holds 'old', which is not a finite number of float32",
         ),
-        ({"age": "1e39"}, {}, "holds '1e39', which is not a finite number"),
-        ({"age": "1,5"}, {}, "holds '1,5', which is not a finite number"),
         ({"born": "2023-02-29"}, {}, "column born holds '2023-02-29', which is not a date"),
-        ({"pay": -1}, {}, "column pay holds '-1', but data.nodes.log1p needs values above -1"),
         ({"age": [1]}, {}, r"the cell of age must be a text, a number or null, and is \[1\]"),
         ({"hat": 1}, {}, "has the column 'hat', which the model does not read"),
         (
@@ -359,8 +356,7 @@ def test_simple_methods_that_read_more_take_a_pass_over_the_graph(based, monkeyp
     [
         {"task.base": "none"},
         {"task.base": "propagation", "task.candidate": "offset"},
-        pytest.param({"task.base": "trees"}, marks=pytest.mark.slow),
-        pytest.param({"task.base": "linear", "data.degrees": True}, marks=pytest.mark.slow),
+        pytest.param({"task.base": "linear"}, marks=pytest.mark.slow),
         pytest.param({"train.label_input": 0.5, "model": "rgcn"}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -382,7 +378,6 @@ def test_a_schema_of_one_table_of_each_takes_new_rows(tmp_path, more):
         {"task.base": "propagation", "task.candidate": "offset"},
         {"task.base": "smoothed", "data.propagate": 1},
         {"task.base": "linear", "data.nodes.text_features": "scores", "task.candidate": "offset"},
-        {"task.base": "none", "data.degrees": True},
         {"task.base": "none", "model": "pyg", "model.conv": "GCNConv"},
         {"task.base": "none", "data.to_undirected": False, "data.add_self_loops": True},
     ],
