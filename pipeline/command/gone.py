@@ -54,6 +54,7 @@ KEYS: dict[str, tuple] = {
     "train.step_factor": (),
     "trainer.early_fraction": (0.25,),
     "trainer.eval_sample": (0,),
+    "trainer.holdout_negatives": ("unlinked",),
     "trainer.neighbors": ("auto",),
     "trainer.per_relation": (),
     "trainer.relation_weight": (0.0,),

@@ -393,9 +393,7 @@ def _hold_out(
                 f"trainer.holdout={fraction:g} of {data.num_edges:,} edges leaves no link to {mend}"
             )
         others = rng.integers(data.num_nodes, size=ends.shape)
-        if options.holdout_negatives == "unlinked":
-            others = redraw_linked(rng, others, data.edge_index, data.num_nodes)
-        pairs[split] = ends, others
+        pairs[split] = ends, redraw_linked(rng, others, data.edge_index, data.num_nodes)
     kept = lot >= fraction
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])[indptr.long()]
     probe = LinkProbe(pairs, score=options.score, stop=stop)

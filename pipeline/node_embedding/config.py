@@ -166,14 +166,6 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
         below=1,
         when=HELD_OUT,
     )
-    holdout_negatives: str = key(
-        "unlinked",
-        "Random pairs that held-out links are compared with. unlinked: two "
-        "different nodes without a link. any: any pair, as in runs of earlier versions.",
-        choices=("unlinked", "any"),
-        before="any",
-        when=HELD_OUT,
-    )
 
 
 @dataclass
