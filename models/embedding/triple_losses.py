@@ -1,7 +1,5 @@
 """Losses of scored triples, and penalties on their rows. All are sums over triples."""
 
-import itertools
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -39,17 +37,14 @@ def one_vs_all(
     entities: Float[Tensor, "m dim"],
     query_of: Int64[Tensor, " k"],
     answers: Int64[Tensor, " k"],
-    *,
-    at_once: int | None = None,
 ) -> Float[Tensor, ""]:
     """Compute the cross-entropy of answers against all entities, for models whose comparison is a dot product.
 
     Args:
         queries: rows of queries. A query may have several answers; its scores are computed once.
         query_of, answers: the query and the entity of each answer, in the order of the queries.
-        at_once: number of queries whose scores are in memory at a time. None: all.
     """
-    return _OneVsAll.apply(queries, entities, query_of, answers, at_once or max(len(queries), 1))
+    return _OneVsAll.apply(queries, entities, query_of, answers)
 
 
 class _OneVsAll(torch.autograd.Function):
@@ -57,30 +52,17 @@ class _OneVsAll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor, at_once: int
+        ctx, queries: Tensor, entities: Tensor, query_of: Tensor, answers: Tensor
     ) -> Tensor:
-        loss, of_queries, of_entities = (
-            queries.new_zeros(()),
-            torch.empty_like(queries),
-            torch.zeros_like(entities),
-        )
-        firsts = torch.arange(0, len(queries) + at_once, at_once, device=query_of.device)
-        begins = torch.searchsorted(query_of, firsts).tolist()
-        for number, (begin, end) in enumerate(itertools.pairwise(begins)):
-            first, last = number * at_once, (number + 1) * at_once
-            part, grad = _score(
-                queries[first:last], entities, query_of[begin:end] - first, answers[begin:end]
-            )
-            loss = loss + part
-            of_queries[first:last] = multiply(grad, entities)
-            of_entities += multiply(grad.mT, queries[first:last])
+        loss, grad = _score(queries, entities, query_of, answers)
+        of_queries, of_entities = multiply(grad, entities), multiply(grad.mT, queries)
         ctx.save_for_backward(of_queries, of_entities)
         return loss
 
     @staticmethod
-    def backward(ctx, outer: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx, outer: Tensor) -> tuple[Tensor, Tensor, None, None]:
         of_queries, of_entities = ctx.saved_tensors
-        return outer * of_queries, outer * of_entities, None, None, None
+        return outer * of_queries, outer * of_entities, None, None
 
 
 def multiply(left: Float[Tensor, "n k"], right: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:

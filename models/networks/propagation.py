@@ -5,7 +5,7 @@ See "Combining Label Propagation and Simple Models Out-performs Graph Neural Net
 :class:`torch_geometric.nn.CorrectAndSmooth` with ``autoscale=True``, without a tensor of edges x classes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import scipy.sparse as sp
 import torch
@@ -95,7 +95,6 @@ def propagate(
     *,
     low: float = 0.0,
     high: float = 1.0,
-    before_step: Callable[[], object] = lambda: None,
 ) -> Float[Tensor, "num_nodes channels"]:
     """Repeat ``z = alpha S z + (1 - alpha) x`` from z = x, each time bounded: label propagation where x holds labels.
 
@@ -103,11 +102,9 @@ def propagate(
         alpha: in [0, 1]; 0 leaves `x` as it is.
         num_steps: number of repetitions.
         low, high: bounds of every number.
-        before_step: called before each repetition.
     """
     out = x
     for _ in range(num_steps if alpha else 0):
-        before_step()
         out = (adjacency @ out).mul_(alpha).add_(x, alpha=1 - alpha).clamp_(low, high)
     return out
 
@@ -120,8 +117,6 @@ def correct(
     mask: Bool[Tensor, " num_nodes"],
     alpha: float,
     num_steps: int = 50,
-    *,
-    before_step: Callable[[], object] = lambda: None,
 ) -> Float[Tensor, "num_nodes num_classes"]:
     """Add to predictions what their errors at nodes with known labels let expect at the others.
 
@@ -131,15 +126,13 @@ def correct(
         probabilities: of the classes.
         y: classes.
         mask: nodes whose labels are known.
-        alpha, num_steps, before_step: as for :func:`propagate`.
+        alpha, num_steps: as for :func:`propagate`.
     """
     known = mask.nonzero().squeeze(1)
     error = torch.where(mask.unsqueeze(1), -probabilities, 0.0)
     error[known, y[known]] += 1
     size = error.abs().sum() / known.numel()
-    error = propagate(
-        adjacency, error, alpha, num_steps, low=-1.0, high=1.0, before_step=before_step
-    )
+    error = propagate(adjacency, error, alpha, num_steps, low=-1.0, high=1.0)
     scale = size / error.abs().sum(1, keepdim=True)
     return error.mul_(scale.where(scale <= LARGEST_SCALE, 1.0)).add_(probabilities)
 
@@ -152,8 +145,6 @@ def smooth(
     mask: Bool[Tensor, " num_nodes"],
     alpha: float,
     num_steps: int = 50,
-    *,
-    before_step: Callable[[], object] = lambda: None,
 ) -> Float[Tensor, "num_nodes num_classes"]:
     """Propagate known labels where there are some, and predictions elsewhere.
 
@@ -161,7 +152,7 @@ def smooth(
     """
     known, start = mask.nonzero().squeeze(1), probabilities.masked_fill(mask.unsqueeze(1), 0.0)
     start[known, y[known]] = 1.0
-    return propagate(adjacency, start, alpha, num_steps, before_step=before_step)
+    return propagate(adjacency, start, alpha, num_steps)
 
 
 def correct_and_smooth(
@@ -172,13 +163,11 @@ def correct_and_smooth(
     corrections: Sequence[float | None],
     alphas: Sequence[float],
     num_steps: int,
-    *,
-    before_step: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[float | None, float, Float[Tensor, "num_nodes num_classes"]]]:
     """Correct predictions with each of some alphas, and smooth what comes of it with each of others.
 
     Args:
-        probabilities, y, mask, num_steps, before_step: as for :func:`correct`.
+        probabilities, y, mask, num_steps: as for :func:`correct`.
         corrections: alphas of the correction; None leaves the predictions as they are.
         alphas: of the smoothing.
 
@@ -189,13 +178,11 @@ def correct_and_smooth(
         begun = (
             probabilities
             if correction is None
-            else correct(
-                adjacency, probabilities, y, mask, correction, num_steps, before_step=before_step
-            )
+            else correct(adjacency, probabilities, y, mask, correction, num_steps)
         )
         for alpha in alphas:
             yield (
                 correction,
                 alpha,
-                smooth(adjacency, begun, y, mask, alpha, num_steps, before_step=before_step),
+                smooth(adjacency, begun, y, mask, alpha, num_steps),
             )

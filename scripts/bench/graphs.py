@@ -10,24 +10,20 @@ from parallel_epochs.pipeline.data.readers.synthetic import synthetic_proteins
 from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.scripts.bench.measure import say
 
-# Nodes and directed edges of one of ten random clusters of ogbn-proteins, of ogbn-proteins, and of ogbn-products.
-CLUSTER, PROTEINS, PRODUCTS = (13_253, 791_225), (132_534, 79_122_504), (2_449_029, 123_718_280)
+# Nodes and directed edges of one of ten random clusters of ogbn-proteins, and of ogbn-proteins.
+CLUSTER, PROTEINS = (13_253, 791_225), (132_534, 79_122_504)
 
 
-def proteins(num_nodes: int, num_edges: int, *, dtype: torch.dtype = torch.int64) -> Data:
+def proteins(num_nodes: int, num_edges: int) -> Data:
     """Generate communities with log-normal degrees and 8 edge features, with CSC and CSR filled as in a batch.
 
     Features are multiples of 1/32. If those of `x` and `weight` are too, messages are exact in float32 in whatever
     order they are summed, and rounding decides no ReLU or maximum.
-
-    Args:
-        dtype: dtype of the edges. Batches have int64, the prepared whole graph has int32.
     """
     say(f"generating {num_nodes:,} nodes, {num_edges:,} directed edges")
     data = synthetic_proteins(num_nodes=num_nodes, num_edges=num_edges, num_tasks=112)
-    edge_index = data.edge_index
-    if dtype != edge_index.dtype:
-        edge_index = from_csc(edge_index.as_tensor().to(dtype), edge_index.get_csc()[0][0])
+    edges = data.edge_index
+    edge_index = from_csc(edges.as_tensor().long(), edges.get_csc()[0][0])
     data.edge_attr.mul_(32).round_().div_(32)
     return Data(
         edge_index=transpose(edge_index), edge_attr=data.edge_attr, y=data.y, num_nodes=num_nodes
@@ -39,12 +35,12 @@ def exact(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(shape) * scale).clamp(-4 * scale, 4 * scale).mul(32).round().div(32)
 
 
-def heavy_tailed(num_nodes: int, num_edges: int, seed: int = 0) -> EdgeIndex:
+def heavy_tailed(num_nodes: int, num_edges: int) -> EdgeIndex:
     """Draw directed int32 edges whose in- and out-degrees follow a power law, sorted by destination, with the CSC.
 
     They are neither symmetric nor free of duplicates. Sources are spread over all nodes, so that no cache helps.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     degree = 1 / (1 - rng.random(num_nodes)) ** 0.5  # density ~ degree^-3
     ends = np.floor(
         np.cumsum(np.concatenate([[0.0], degree / degree.sum()])) * num_edges + 0.5

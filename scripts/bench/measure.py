@@ -193,14 +193,12 @@ def _resident_mib(field: str) -> float:
     return int(re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text())[1]) / 2**10
 
 
-def extra_of_both(
-    theirs: Callable[[], object], ours: Callable[[], object], peer: str = "pyg"
-) -> dict[str, float]:
+def extra_of_both(theirs: Callable[[], object], ours: Callable[[], object]) -> dict[str, float]:
     """Return the columns of a row with the extra memory of two functions, see :func:`extra_mib`."""
     theirs_mib, ours_mib = (round(extra_mib(function), 1) for function in (theirs, ours))
-    say(f"extra memory: {peer} {theirs_mib:.1f} MiB, ours {ours_mib:.1f} MiB")
+    say(f"extra memory: pyg {theirs_mib:.1f} MiB, ours {ours_mib:.1f} MiB")
     return {
-        f"{peer}_extra_mib": theirs_mib,
+        "pyg_extra_mib": theirs_mib,
         "ours_extra_mib": ours_mib,
         "extra_ratio": round(theirs_mib / max(ours_mib, 0.1), 1),
     }
@@ -212,11 +210,9 @@ def backward(out: Tensor, leaves: dict[str, Tensor], gradient: Tensor) -> dict[s
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def make_step(
-    model: torch.nn.Module, loss: Callable[[], Tensor], *, capturable: bool = False
-) -> Callable[[], None]:
-    """Return a function that takes a step of Adam on a loss, perhaps one that a CUDA graph can capture."""
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True, capturable=capturable)
+def make_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """Return a function that takes a step of Adam on a loss."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -5,10 +5,8 @@ import hashlib
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.helpers.running import command
 
@@ -31,14 +29,6 @@ class Case:
     message: str | None
     files: Callable[[Path], object] = lambda folder: None
     seconds: float = 120.0
-
-
-def half(cases: Iterable[Case]) -> list:
-    """Leave every other case to the exhaustive suite: neighbours in a list are of one kind. For ``parametrize``."""
-    return [
-        pytest.param(case, id=case.name, marks=[pytest.mark.exhaustive] if place % 2 else [])
-        for place, case in enumerate(cases)
-    ]
 
 
 def matches(found: str, message: str) -> bool:

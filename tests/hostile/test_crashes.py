@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.names import MASKS
-from tests.helpers.hostile import Case, check, half
+from tests.helpers.hostile import Case, check
 
 pytestmark = pytest.mark.slow
 
@@ -76,22 +76,14 @@ CASES = [
             ("denormal", "1e-42", TINY),
             ("huge", "3e38", HUGE),
         )
-        for model in ("deepwalk", "node2vec", "line", "spectral")
+        for model in ("deepwalk", "line")
     ),
     *(
         Case(f"{name} weights, layout", LAYOUT, message, edges(weight))
         for name, weight, message in (
             ("zero", "0", ZERO),
-            ("denormal", "1e-42", TINY),
             ("huge", "3e38", HUGE),
         )
-    ),
-    Case(
-        "a power of the degree that overflows",
-        f"{EMBED} trainer.negative_exponent=200",
-        "trainer.negative_exponent=200: this power of the largest degree, 6, does not fit into float32. Choose one "
-        "between 0 and 1",
-        edges("1"),
     ),
     *(
         Case(
@@ -102,21 +94,13 @@ CASES = [
         )
         for name, num_nodes, edge_index in (
             ("a graph of one node", 1, [[], []]),
-            ("a graph of one node and a loop", 1, [[0], [0]]),
             ("a graph of two nodes without edges", 2, [[], []]),
-            ("a graph of one edge", 2, [[0, 1], [1, 0]]),
             ("a graph without edges", 5, [[], []]),
         )
-    ),
-    Case(
-        "walks that hardly ever move on",
-        f"{EMBED} trainer.model=node2vec trainer.p=1e30 trainer.q=1e30",
-        None,
-        edges("1"),
     ),
 ]
 
 
-@pytest.mark.parametrize("case", half(CASES))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_hostile(case, tmp_path):
     check(case, tmp_path)

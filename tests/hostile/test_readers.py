@@ -6,7 +6,6 @@ import lzma
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -27,7 +26,7 @@ from parallel_epochs.pipeline.data.prepare import prepare
 from parallel_epochs.pipeline.graph import store
 from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import disks
-from tests.helpers.hostile import Case, check, half
+from tests.helpers.hostile import Case, check
 from tests.helpers.running import ROOT, shell
 
 pytestmark = pytest.mark.slow
@@ -136,16 +135,8 @@ def special(name: str, kind: str) -> Write:
         path.unlink(missing_ok=True)
         if kind == "pipe":
             os.mkfifo(path)
-        elif kind == "device":
-            path.symlink_to("/dev/zero")
-        elif kind == "directory":
-            path.mkdir()
         else:
-            here = os.open(".", os.O_RDONLY)
-            os.chdir(path.parent)  # the path of a socket may have 107 bytes
-            with socket.socket(socket.AF_UNIX) as opened:
-                opened.bind(path.name)
-            os.fchdir(here), os.close(here)
+            path.symlink_to("/dev/zero")
 
     return write
 
@@ -188,10 +179,6 @@ def duckdb_of(sql: str) -> Write:
             db.execute(sql)
 
     return write
-
-
-def mat_of(**values: object) -> Write:
-    return lambda folder: scipy.io.savemat(folder / "edges.mat", values)
 
 
 def changed(name: str, **values: object) -> Write:
@@ -240,15 +227,10 @@ NO_FIT = "<*>{} is damaged, or of another run: its content does not fit (<*>)"
 
 SPECIAL = [
     ("nodes.csv", "pipe", TABLES),
-    ("graph.pt", "pipe", GRAPH),
     ("edges.tsv", "pipe", on("edges.tsv")),
-    ("edges.npy", "device", on("edges.npy")),
     ("kg/train.txt", "pipe", TRIPLES + "kg"),
-    ("x.npy", "pipe", on("x.npy", VECTORS)),
     ("stored/manifest.json", "pipe", STORE),
-    ("pairs.csv", "pipe", PREDICT + "link pairs=pairs.csv output=o.csv"),
     ("runs/graph/config.yaml", "device", EVALUATE),
-    (BEST, "pipe", EVALUATE),
 ]
 
 CASES = [
@@ -273,17 +255,6 @@ CASES = [
         array("edges.npy", np.array([[0, 1], [1, 2**31 - 2]])),
         60,
     ),
-    Case(
-        "a graph of a node too far",
-        on("graph.pt", EDGES.replace("data=edges", "data=file")),
-        TOO_MANY.format(
-            "graph.pt: edge_index", "2,147,483,645", "2 edges", "2,147,483,646", "25.8 GB"
-        ),
-        lambda folder: torch.save(
-            {"edge_index": torch.tensor([[0, 1], [1, 2**31 - 3]])}, folder / "graph.pt"
-        ),
-        60,
-    ),
     *(
         Case(
             f"half of {source} by {ending}",
@@ -291,10 +262,7 @@ CASES = [
             CUT_SHORT.format(source + ending),
             halved(source + ending, source, pack),
         )
-        for ending, pack, source, typed in (
-            (".gz", gzip.compress, "edges.tsv", on("edges.tsv")),
-            (".gz", gzip.compress, "kg/train.txt", TRIPLES + "kg"),
-        )
+        for ending, pack, source, typed in ((".gz", gzip.compress, "edges.tsv", on("edges.tsv")),)
     ),
     *(
         Case(
@@ -319,40 +287,18 @@ CASES = [
                 "torch.save",
             ),
             (
-                "x.pt",
-                on("x.pt", VECTORS),
-                "x.pt holds no tensors that torch.save wrote: it is damaged or cut short",
-            ),
-            (
                 "pairs.pt",
                 PREDICT + "link pairs=pairs.pt predictions=o.pt",
                 "pairs=pairs.pt holds no tensors that torch.save wrote: it is damaged or cut short",
             ),
-            ("x.npy", on("x.npy", VECTORS), "x.npy is not an array that numpy.save wrote: <*>"),
             ("x.parquet", on("x.parquet", VECTORS), "x.parquet is not a readable table: <*>"),
-            (
-                "edges.npz",
-                on("edges.npz"),
-                "edges.npz is not a matrix that scipy.sparse.save_npz wrote: <*>",
-            ),
             ("edges.mat", on("edges.mat"), "edges.mat is not a readable MATLAB file: <*>"),
-            (
-                "nodes.parquet",
-                TABLES.replace("nodes.csv", "nodes.parquet"),
-                "nodes.parquet is no Parquet file that can be read: <*>",
-            ),
             ("kg.tar.gz", TRIPLES + "kg.tar.gz", CUT_SHORT.format("kg.tar.gz")),
-            (
-                "stored/x.bin",
-                STORE,
-                "stored/x.bin is damaged: it has 240 bytes, the manifest says 480",
-            ),
             (
                 "stored/manifest.json",
                 STORE,
                 "stored/manifest.json is damaged: it is not JSON (<*>)",
             ),
-            (BEST, EVALUATE, f"{BEST} is damaged: it cannot be read (<*>)"),
         )
     ),
     *(
@@ -364,22 +310,14 @@ CASES = [
         )
         for name, typed, path, key in (
             ("best", EVALUATE, BEST, "model"),
-            ("last", RESUME, LAST, "progress"),
             ("last", RESUME, LAST, "optimizer"),
         )
     ),
-    Case("a best checkpoint of a list", EVALUATE, NO_FIT.format(BEST), changed(BEST, model=[1])),
     Case(
         "a last checkpoint with odd progress",
         RESUME,
         NO_FIT.format(LAST),
         changed(LAST, progress={"steps": 3}),
-    ),
-    Case(
-        "a complex matrix",
-        on("edges.mat"),
-        "edges.mat: network holds complex128; weights are real numbers",
-        mat_of(network=np.eye(4) * 1j),
     ),
     *(
         Case(
@@ -392,7 +330,6 @@ CASES = [
         )
         for key, typed, write in (
             ("x", GRAPH, changed("graph.pt", x=torch.full((NUM_NODES, 3), 3e38))),
-            ("edge_attr", LINKS, text("edges.tsv", "".join(f"{a}\t{b}\t3e38\n" for a, b in ENDS))),
         )
     ),
     Case(
@@ -411,14 +348,13 @@ CASES = [
             text(name, content),
         )
         for name, one, other, content in (
-            ("nodes.csv", "size", "Size", "id,size,Size,kind\n1,2,3,4\n"),
             ("edges.csv", "source", "SOURCE", "source,target,SOURCE\n1,2,3\n"),
         )
     ),
 ]
 
 
-@pytest.mark.parametrize("case", half(CASES))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_file_is_refused_in_one_line(case, written, tmp_path):
     folder = tmp_path / "here"
     shutil.copytree(written, folder)
