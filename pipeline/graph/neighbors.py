@@ -17,12 +17,12 @@ from parallel_epochs.pipeline.run.threads import in_chunks
 
 log = logging.getLogger(__name__)
 
-# Points up to which all pairs are compared, on a CPU and on a GPU: beyond it takes minutes.
-MANY_POINTS, MANY_ON_GPU = 50_000, 2_000_000
+# Points up to which all pairs are compared: beyond it takes minutes.
+MANY_POINTS = 50_000
 # Vectors up to so many numbers are searched by a tree.
 TREE_DIM = 10
-# Distances that are in memory at a time, for each thread, and on a GPU.
-MAX_DISTANCES, GPU_DISTANCES = 2**24, 2**28
+# Distances that are in memory at a time, for each thread.
+MAX_DISTANCES = 2**24
 # Rows worked on at a time, and neighbours found beyond those that are asked for: rounding may change the order.
 CHUNK, SPARE = 1024, 4
 # Links of a point in the graph of neighbours (HNSW) of the approximate search, and candidates when it is built.
@@ -31,16 +31,13 @@ LINKS, CANDIDATES = 24, 100
 OVERSAMPLE, POWER_STEPS = 14, 3
 
 
-def choose_search(num_points: int, *, on_gpu: bool = False) -> str:
+def choose_search(num_points: int) -> str:
     """Choose how neighbours are found: "exact" or "approximate".
-
-    Args:
-        on_gpu: whether a GPU compares all pairs.
 
     Raises:
         ValueError: there are many points, and the package that searches among these is not installed.
     """
-    if num_points <= (MANY_ON_GPU if on_gpu else MANY_POINTS):
+    if num_points <= MANY_POINTS:
         return "exact"
     if importlib.util.find_spec("faiss") is None:
         raise ValueError(
@@ -96,26 +93,20 @@ def _orthogonal(columns: np.ndarray) -> np.ndarray:
         return np.linalg.qr(columns)[0]
 
 
-def find_neighbors(
-    x: np.ndarray, k: int, *, how: str = "exact", device: torch.device = torch.device("cpu")
-) -> tuple[np.ndarray, np.ndarray]:
+def find_neighbors(x: np.ndarray, k: int, *, how: str = "exact") -> tuple[np.ndarray, np.ndarray]:
     """Find the nearest other points of each, by Euclidean distance.
 
     Args:
         x: [num_points, channels], float32.
         k: neighbours, fewer than points.
         how: "exact" or "approximate", see :func:`choose_search`.
-        device: where all pairs are compared.
 
     Returns:
         Their numbers, the nearest first [num_points, k], int64, and the squared distances, float64.
     """
     x = np.ascontiguousarray(x - x.mean(0, dtype=np.float64).astype(np.float32))
     count = min(k + 1 + SPARE, len(x))
-    if how == "exact" and device.type != "cpu":
-        candidates = _exact_on(x, count, device)
-    else:
-        candidates = (_exact if how == "exact" else _approximate)(x, count)
+    candidates = (_exact if how == "exact" else _approximate)(x, count)
     chunks = in_chunks(lambda rows: _nearest(x, candidates, k, rows), len(x), CHUNK)
     return np.concatenate([part[0] for part in chunks]), np.concatenate(
         [part[1] for part in chunks]
@@ -137,24 +128,6 @@ def _exact(x: np.ndarray, count: int) -> np.ndarray:
 
     size = max(1, min(CHUNK // 4, MAX_DISTANCES // len(x)))
     return np.concatenate(in_chunks(nearest, len(x), size))
-
-
-def _exact_on(x: np.ndarray, count: int, device: torch.device) -> np.ndarray:
-    """Compare all pairs on another device, some rows at a time."""
-    points = torch.from_numpy(x).to(device)
-    squares = (points * points).sum(1)
-    return (
-        torch.cat(
-            [
-                torch.addmm(squares, rows, points.T, alpha=-2)
-                .topk(count, largest=False, sorted=False)
-                .indices
-                for rows in points.split(max(1, GPU_DISTANCES // len(x)))
-            ]
-        )
-        .cpu()
-        .numpy()
-    )
 
 
 def _approximate(x: np.ndarray, count: int) -> np.ndarray:

@@ -92,8 +92,7 @@ def check_data(config: LayoutConfig, data: Data) -> None:
             f"of {config.data.origin()}: set it to {num_points - 1} at most, and trainer.perplexity to "
             "less"
         )
-    on_gpu = config.device.startswith("cuda")
-    neighbors.choose_search(num_points, on_gpu=on_gpu)
+    neighbors.choose_search(num_points)
 
 
 def _metrics(data: Data) -> list[str]:
@@ -161,9 +160,11 @@ def build_trainer(
     """Build what places points, for this rank."""
     config, data = part.config, part.data
     options, train = config.trainer, config.train
+    if config.device.startswith("cuda"):
+        log.warning("device=%s: the CPU trains, as layouts have no kernel for GPUs", config.device)
     with ranks.first_then_others():  # what is compiled or found, the others find
         walks.library(), layout.LIBRARY.get()
-        kept = prepare(part, part.device)
+        kept = prepare(part)
     matrix, parts, components = weigh(config, data, kept)
     mass = np.asarray(matrix.sum(1)).ravel()
     mass = torch.from_numpy(np.where(mass > 0, mass, 0)[parts.node.numpy()])
@@ -247,11 +248,9 @@ def build_probe(config: LayoutConfig, data: Data) -> LayoutProbe:
     return LayoutProbe(scores, options.metric or allowed[0])
 
 
-def prepare(part: Part, device: torch.device = torch.device("cpu")) -> dict | None:
+def prepare(part: Part) -> dict | None:
     """Find the nearest neighbours of vectors, or read them from the cache; None for a graph."""
-    return (
-        None if part.data.edge_index is not None else keep_neighbors(part.config, part.data, device)
-    )
+    return None if part.data.edge_index is not None else keep_neighbors(part.config, part.data)
 
 
 def write_results(part: Part, folder: Path) -> None:

@@ -22,9 +22,7 @@ log = logging.getLogger(__name__)
 NEIGHBORS_FORMAT = 1
 
 
-def keep_neighbors(
-    config: LayoutConfig, data: Data, device: torch.device = torch.device("cpu")
-) -> dict:
+def keep_neighbors(config: LayoutConfig, data: Data) -> dict:
     """Find and weigh the neighbours of vectors, or read what was found before from the cache.
 
     Returns:
@@ -32,11 +30,11 @@ def keep_neighbors(
         principal ones [num_points, at most 3], float32.
     """
     options, start = config.trainer, time.perf_counter()
-    how = neighbors.choose_search(data.num_nodes, on_gpu=device.type == "cuda")
+    how = neighbors.choose_search(data.num_nodes)
 
     def build() -> dict:
         pulse.beat("looking for neighbours", pulse.State.LONG)
-        return _find_neighbors(data.x.numpy(), options, how, device)
+        return _find_neighbors(data.x.numpy(), options, how)
 
     if "content_hash" not in data:
         return build()
@@ -60,16 +58,12 @@ def keep_neighbors(
     return kept
 
 
-def _find_neighbors(
-    x: np.ndarray, options: LayoutTrainerConfig, how: str, device: torch.device
-) -> dict:
+def _find_neighbors(x: np.ndarray, options: LayoutTrainerConfig, how: str) -> dict:
     # Not of the seed of the run: the neighbours are those of the data.
     rng, reduces = stream("principal components"), 0 < options.pca_dim < x.shape[1]
     components = neighbors.reduce_vectors(x, options.pca_dim if reduces else 3, rng)
     searched = components if reduces else x
-    near, distance = neighbors.find_neighbors(
-        searched, options.num_neighbors, how=how, device=device
-    )
+    near, distance = neighbors.find_neighbors(searched, options.num_neighbors, how=how)
     weight = neighbors.calibrate(distance, options.perplexity)
     return {
         "neighbors": torch.from_numpy(near.astype(np.int32)),

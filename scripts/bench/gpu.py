@@ -98,7 +98,7 @@ ROWS: tuple[Row, ...] = (
         is_first=True,
     ),
     Row(
-        "data of knowledge and layouts",
+        "data of knowledge",
         "knowledge",
         FIRST,
         "scripts.bench.gpu_data {cache}",
@@ -142,14 +142,6 @@ ROWS: tuple[Row, ...] = (
         66,
         f"{TRAIN} +experiment=complex_fb15k237 trainer.dim=2000 data.folder={{cache}}/triples train.epochs=60",
         "train.epochs=5 trainer.dim=8",
-    ),
-    Row(
-        "layout of a hundred thousand points",
-        "knowledge",
-        30,
-        f"{TRAIN} trainer=layout data=vectors data.path={{cache}}/points.npy trainer.init=pca "
-        "trainer.num_neighbors=15 trainer.perplexity=5 train.epochs=5 train.eval_every=5",
-        "train.epochs=1",
     ),
     Row(
         "epoch of the flagship in bf16",

@@ -1,4 +1,4 @@
-"""Generates the files that rows of ``scripts.bench gpu`` read: triples as many as FB15k-237's, and points."""
+"""Generates the triples that rows of ``scripts.bench gpu`` read, as many as FB15k-237's."""
 
 import sys
 from pathlib import Path
@@ -18,15 +18,6 @@ def write_triples(folder: Path, scale: float) -> None:
         np.savetxt(folder / f"{split}.txt", np.stack([head, relation, tail], 1), "%d", "\t")
 
 
-def write_points(path: Path, scale: float) -> None:
-    """Write 100,000 points of 50 numbers in a hundred clouds."""
-    rng, num_points = np.random.default_rng(0), int(100_000 * scale)
-    clouds = 8 * rng.standard_normal((100, 50), np.float32)
-    points = clouds[rng.integers(100, size=num_points)]
-    np.save(path, points + rng.standard_normal((num_points, 50), np.float32))
-
-
 if __name__ == "__main__":
     folder, scale = Path(sys.argv[1]), float([*sys.argv, "1"][2])
     write_triples(folder / "triples", scale)
-    write_points(folder / "points.npy", scale)
