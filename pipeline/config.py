@@ -396,8 +396,8 @@ class ExplainConfig(AskConfig):
     )
     output: str | None = key(
         None,
-        "File to write. A page ends with .html. A table has all parts below each other, and "
-        "ends with .parquet, .csv, .csv.gz, .tsv or .tsv.gz. Default: they are printed.",
+        "File to write: a table of all parts below each other, which ends with .parquet, .csv, .csv.gz, "
+        ".tsv or .tsv.gz. Default: they are printed.",
         is_path=True,
     )
     examples: int | None = key(
@@ -409,9 +409,7 @@ class ExplainConfig(AskConfig):
     )
 
     def ours(self, name: str) -> Callable[[outputs.Header], bool]:
-        return lambda header: (
-            header.names[:2] == ("of", "part") or b'<section class="why">' in header.start
-        )
+        return lambda header: header.names[:2] == ("of", "part")
 
     def check_question(self, path: str, *, takes_pairs: bool) -> None:
         """Refuse a question that does not fit a run, before any long work.
@@ -446,13 +444,9 @@ class ExplainConfig(AskConfig):
             raise ValueError(
                 f"pair={self.pair} does not name two nodes. Give their ids as pair=A,B"
             )
-        if self.output is not None and not self.output.endswith(".html"):
+        if self.output is not None:
             from parallel_epochs.pipeline.run import tables  # imports pandas
 
-            if not self.output.endswith(tables.FORMATS):
-                raise ValueError(
-                    f"output={self.output}: explanations are one of .html, {', '.join(tables.FORMATS)}"
-                )
             tables.format_of("output", self.output)
 
 

@@ -1,18 +1,15 @@
 """An explanation of one prediction, as a person reads it."""
 
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from parallel_epochs.pipeline.gnn.explain.molecule import picture
-from parallel_epochs.pipeline.run import files, tables
+from parallel_epochs.pipeline.run import tables
 
 # The completeness check allows such a part of the difference, and of 1.
 TOLERANCE, LEAST_GAP = 0.02, 0.01
-FORMATS = (*tables.FORMATS, ".html")
 # Rows of each part that a person is shown.
 SHOWN = 10
 
@@ -124,32 +121,10 @@ class Explanation:
             else pd.DataFrame({"of": [], "part": []})
         )
 
-    def to_html(self) -> str:
-        """Return the tables as a part of a page."""
-        parts = [f"<p>{escape(line)}</p>" for line in [*self.summary.split("\n"), *self.notes]]
-        parts += [picture(self.id, self.atoms)] if self.atoms else []
-        for name, table in self._parts():
-            if len(table):
-                parts.append(
-                    f"<h3>{name.capitalize()}</h3>{table.to_html(index=False, float_format='{:.4g}'.format)}"
-                )
-        return f'<section class="why"><h2>{escape(self.id)}</h2>{"".join(parts)}</section>'
-
     def write(self, path: str | Path) -> None:
-        """Write the tables to a file: a page for ``.html``, and :meth:`table` for tables."""
-        path = Path(path)
-        if path.suffix == ".html":
-            files.write_text(
-                path,
-                f'<!doctype html><meta charset="utf-8"><title>{escape(self.id)}</title>{STYLE}'
-                f"{self.to_html()}\n",
-            )
-        else:
-            found = self.table()
-            tables.write(path, [{name: found[name].to_numpy() for name in found.columns}])
+        """Write :meth:`table` to a file."""
+        found = self.table()
+        tables.write(Path(path), [{name: found[name].to_numpy() for name in found.columns}])
 
     def _parts(self) -> list[tuple[str, pd.DataFrame]]:
         return [("columns", self.columns), ("neighbours", self.neighbours), ("edges", self.edges)]
-
-
-STYLE = "<style>body{font:15px sans-serif;margin:2em}td,th{padding:2px 8px;text-align:left}</style>"

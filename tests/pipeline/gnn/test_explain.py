@@ -18,6 +18,7 @@ from parallel_epochs.pipeline.data.column_names import ATOMS
 from parallel_epochs.pipeline.gnn.base import bases, fusion, link_fusion
 from parallel_epochs.pipeline.gnn.explain import command
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
+from parallel_epochs.pipeline.gnn.explain.molecule import picture
 from parallel_epochs.pipeline.gnn.explain.score import Score
 from parallel_epochs.pipeline.gnn.explain.view import without
 from parallel_epochs.scripts.report.document import page
@@ -127,8 +128,6 @@ def test_an_explanation_names_the_columns_and_ids_of_the_user(train, tmp_path):
     found.write(tmp_path / "why.csv")
     parts = pd.read_csv(tmp_path / "why.csv")["part"].value_counts()
     assert parts["edges"] == 4 and parts["columns"] == len(found.columns)
-    found.write(tmp_path / "why.html")
-    assert "<td>age</td>" in (tmp_path / "why.html").read_text()
     model = opened._open()._setup.model
     assert not [
         conv.pygs_reason for conv in model.convs if conv.pygs_reason
@@ -386,14 +385,16 @@ def test_molecules_have_explanations_that_are_drawn(tmp_path, monkeypatch):
         sum(found.atoms) == pytest.approx(total, abs=1e-5)
         and len(found.atoms) == warm._setup.data.ptr.diff()[2]
     )
-    drawn = base64.b64decode(re.search('base64,([^"]+)"', found.to_html()).group(1)).decode()
+    drawn = base64.b64decode(
+        re.search('base64,([^"]+)"', picture(found.id, found.atoms)).group(1)
+    ).decode()
     assert "<svg" in drawn and re.search(
         "#007[12]B[12]" if max(found.atoms, key=abs) > 0 else "#D[45]5[DE]00", drawn
     )
-    assert "RDKit reads another one in its SMILES" in replace(found, id="C").to_html()
+    assert "RDKit reads another one in its SMILES" in picture("C", found.atoms)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "rdkit", None)
-        assert "The molecule is not drawn: RDKit is missing" in found.to_html()
+        assert "The molecule is not drawn: RDKit is missing" in picture(found.id, found.atoms)
     assert (
         found.is_complete
         and set(found.columns["column"]) < {*ATOMS, "place in the graph"}
