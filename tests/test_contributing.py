@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from tests.helpers.mirror import find_tests
 from tests.helpers.running import ROOT, TOY, summary_of
 from tests.test_docs import SMALL
 
@@ -63,7 +62,14 @@ def apply(part: str, root: Path) -> list[str]:
             command = shlex.split(block)
         elif ": " in header:
             file, name = header.removeprefix("# ").split(": ")
-            insert(root / file, name, body.splitlines())
+            old = name.removeprefix("before ").removeprefix("in place of ")
+            if old == name:
+                insert(root / file, name, body.splitlines())
+                continue
+            new = f"{body}\n\n{old}" if name.startswith("before") else body.strip()
+            parts = re.split(rf"^( *){re.escape(old)}", (root / file).read_text(), flags=re.M)
+            assert len(parts) == 3, f"no place in {file} for {old}"
+            (root / file).write_text(f"{parts[0]}{parts[1]}{new}{parts[2]}")
         else:
             (root / header.removeprefix("# ")).parent.mkdir(exist_ok=True)
             (root / header.removeprefix("# ")).write_text(body)
@@ -72,7 +78,12 @@ def apply(part: str, root: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("copy")
+    return copy_to(tmp_path_factory.mktemp("copy"))
+
+
+def copy_to(root: Path) -> Path:
+    """Copy the repository."""
+    shutil.copy(ROOT / "pyproject.toml", root)
     for name in ("conf", "models", "pipeline", "scripts", "tests", "tools"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(
@@ -84,42 +95,18 @@ def copy(tmp_path_factory) -> Path:
     return root
 
 
-def test_every_part_is_one_file_one_conf_file_and_one_line():
-    for part in PARTS:
-        blocks = section_of(part)
-        new = [block for language, block in blocks if re.match(r"# [\w/.]+\n", block)]
-        (change,) = [
-            block for language, block in blocks if re.match(r"# [\w/.]+: [A-Z_]+\n", block)
-        ]
-        assert len(new) == {"metric": 1, "model": 3, "product": 5}.get(part, 2), part
-        assert (
-            len([line for line in change.splitlines()[1:] if not line.startswith("from ")]) == 1
-        ), part
-
-
-@pytest.mark.parametrize(
-    "source, tests",
-    [
-        (
-            "pipeline/knowledge/ranking.py",
-            ["tests/pipeline/knowledge/test_ranking.py"],
-        ),
-        ("pipeline/knowledge", ["tests/pipeline/knowledge"]),
-        ("scripts/bench/step.py", ["tests/scripts/test_bench.py"]),
-        ("tests/test_docs.py", ["tests/test_docs.py"]),
-        ("models/kernels/norm.h", ["tests/models/kernels/test_native.py"]),
-        (
-            "models/kernels/simd.h",
-            sorted(map(str, (ROOT / "tests/models/kernels").glob("test_*.py"))),
-        ),
-    ],
-)
-def test_the_tests_of_a_file_are_found(source, tests):
-    assert (
-        [ROOT / test for test in tests]
-        == [ROOT / path for path in find_tests(Path(source), ROOT)]
-        != []
-    )
+@pytest.mark.slow
+def test_the_examples_pass_ruff_mypy_and_lint_imports(tmp_path):
+    root = copy_to(tmp_path)
+    for part in PARTS + OPERATORS:
+        apply(part, root)
+    folder = Path(sys.executable).parent
+    sort = ["ruff", "check", "-q", "--fix", "--select", "I"]  # imports that the test has put in
+    for command in (sort, ["ruff", "format", "-q"], ["ruff", "check"], ["mypy"], ["lint-imports"]):
+        ran = subprocess.run(
+            [folder / command[0], *command[1:]], cwd=root, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.slow

@@ -207,6 +207,16 @@ def test_a_study_of_one_worker_can_be_repeated(stand_in):
     assert [trial.params for trial in first.trials] == [trial.params for trial in again.trials]
 
 
+def test_errors_are_reported_with_the_sign_of_a_merit(tmp_path, monkeypatch):
+    records = [{"kind": "graph", "metric": "rmse"}, {"kind": "round", "epochs": 1, "valid": 0.5}]
+    monkeypatch.setattr(tune, "read_records", lambda path: records)
+    trial, seen = types.SimpleNamespace(number=0, intermediate_values={}), []
+    trial.report = lambda *told: seen.append(told)
+    study = types.SimpleNamespace(get_trials=lambda deepcopy: [trial])
+    tune.Worker._report(types.SimpleNamespace(_study=study), trial, tmp_path)
+    assert seen == [(-0.5, 1)]
+
+
 def test_a_trial_below_the_median_is_stopped(stand_in, monkeypatch):
     monkeypatch.setattr(optuna.pruners.MedianPruner.__init__, "__defaults__", (1, 0, 1))
     study = work(stand_in, "trials=4", "train.lr=interval(0.0,1.0)", "train.epochs=20")

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float
 from sklearn import ensemble
 from sklearn.base import BaseEstimator
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.base.edges import are_edges, columns_of_ends, labels_of_ends
@@ -154,9 +153,7 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
     inputs.follow(fitted)
     labels, own = inputs.labels, columns_of(inputs, known, fitted["parts"])
     chosen = slice(None) if asked is None else asked[inputs.own]
-    with threadpool_limits(1, "openmp"):
-        found = fitted.get(QUICK, partial(evaluate, fitted))(own[chosen].numpy())
-    rows = torch.from_numpy(found)
+    rows = torch.from_numpy(fitted.get(QUICK, partial(evaluate, fitted))(own[chosen].numpy()))
     if fitted["is_boosted"] and not labels.are_values:
         rows = rows.softmax(1) if labels.are_classes else rows.sigmoid()
     return inputs.among_all(rows.float(), fitted["mean"], chosen)
@@ -396,7 +393,7 @@ def fit_boosted(
 
 def _fit(model: BaseEstimator, x: np.ndarray, y: np.ndarray) -> BaseEstimator:
     """Fit a model of scikit-learn's without its warning that many rows have a class of their own."""
-    with warnings.catch_warnings(), threadpool_limits(1, "openmp"):  # more wait for each other
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return model.fit(x, y)
 

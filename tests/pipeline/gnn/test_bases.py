@@ -12,6 +12,8 @@ import torch
 
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import settings
+from parallel_epochs.pipeline.data.graph import Graph
+from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.base import bases, candidates, fit as base_fit, fusion
 from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
@@ -97,6 +99,15 @@ def test_scores_as_inputs_are_columns_that_begin_no_logits(configure, tmp_path):
     ) == pytest.approx(1)
     rows = building.build_predictor(inputs)(0)
     assert float(torch.corrcoef(torch.stack([rows.flatten(), base.flatten()]))[0, 1]) < 0.9
+
+
+def test_scores_stand_at_the_nodes_of_the_type_with_labels():
+    types = GraphTypes(["a", "b"], [2, 3], [1, 1], [("a", "of", "b")], "b")
+    data = Graph(x=torch.arange(15.0).view(5, 3), num_categories=2, types=types)
+    config = SimpleNamespace(task=SimpleNamespace(reads_base=True, candidate="inputs"))
+    shown = bases.show(config, data, base_of(torch.arange(5.0)[:, None]), [1.0, 0.0])
+    assert shown.x[:, 1].tolist() == [0, 0, 2, 3, 4] and shown.types.widths == [1, 2]
+    assert torch.equal(shown.x[:, [0, 2, 3]], data.x)
 
 
 def base_of(rows: torch.Tensor) -> Base:

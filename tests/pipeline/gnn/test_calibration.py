@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.gnn.base.calibration import fit_temperatures
+from parallel_epochs.pipeline.gnn.base.calibration import calibrate, fit_temperatures
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from tests.helpers.building import EvaluateConfig, predicted, save
 from tests.pipeline.gnn.test_new_data import graph, trained
 
@@ -71,6 +73,16 @@ def test_predictions_are_calibrated(tmp_path, caplog):
     path = tmp_path / "logits.pt"
     save(scaled, EvaluateConfig(str(run.folder), predictions=str(path)))
     assert torch.equal(torch.load(path)["temperature"], scaled.temperatures)
+
+
+def test_decisions_stay_what_they_were():
+    rows = 5 * torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
+    y, mask = (rows + rows.flip(0) > 0).float(), torch.ones(60, dtype=torch.bool)
+    graph, threshold = Data(metric="rocauc", y=y, valid_mask=mask), torch.tensor([1.5])
+    asked = Predicted(graph, graph, None, None, rows, 0, thresholds=threshold)
+    found = calibrate(asked)
+    assert float(found.temperatures) != 1
+    assert torch.equal(found.rows > found.thresholds, rows > threshold)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Labels of edges: each row of a table is a node between its ends, and what is predicted sends no messages."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -46,6 +47,16 @@ def senders(data):
     own = data.types.nodes_of("edge")
     src = data.edge_index.as_tensor()[0].long()
     return torch.bincount(src, minlength=data.num_nodes)[own.start :] > 0
+
+
+def test_edges_that_lack_an_end_are_in_no_group_and_have_no_columns_of_it(folder, monkeypatch):
+    data = opened(folder, LABEL).data
+    ends = find_ends(data)
+    ends[:2, 0] = -1
+    assert edges.number_groups(data, ends[:, :1])[:2].tolist() == [-1, -1]
+    monkeypatch.setattr(edges, "find_ends", lambda data: ends)
+    found = edges.columns_of_ends(SimpleNamespace(data=data))
+    assert not found[:2, : found.size(1) // 2].any() and found[2:].any()
 
 
 def test_each_row_of_the_table_is_an_edge_with_the_label_and_the_ends_of_the_row(folder):

@@ -1,6 +1,7 @@
 """The simple method that a run on links begins at: what it may read, how it is chosen, and what the run answers."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -242,8 +243,6 @@ def test_a_metric_of_pairs_is_the_mean_of_what_each_link_adds(metric):
     positive, negative = (
         torch.randint(0, high, (num,), generator=rng).float() for high, num in ((9, 40), (7, 60))
     )
-    if metric == "ap":  # equal scores are one step of the curve there
-        positive, negative = torch.randperm(100, generator=rng).float().split([40, 60])
     assert float(values_of_pairs(metric, positive, negative).mean()) == pytest.approx(
         link_metric(metric, positive, negative)
     )
@@ -363,6 +362,20 @@ def test_scores_are_divided_by_their_own_scales_and_mixed(monkeypatch):
     )
     found = mixture.answer(lambda: torch.tensor(4.0), lambda _: torch.tensor(8.0), of_test=False)
     assert found == 3 * (0.75 * 4 / 2 + 0.25 * 8 / 8) + 1
+
+
+def test_probabilities_of_links_are_those_of_as_many_pairs_without_one():
+    pairs, noise = {"valid_pairs": 40, "valid_negatives": 400}, torch.linspace(-3, 3, 440)
+    task = SimpleNamespace(
+        pairs_of=lambda name: torch.full((pairs[name], 2), float(pairs[name] == 40)),
+        decode=lambda model, rows, pairs: (
+            2 * pairs[:, 0] + noise[torch.arange(len(pairs)) * 7 % 440]
+        ),
+    )
+    factor, constant = link_fusion._fit_logit(task, None, None)
+    scores = task.decode(None, None, torch.cat([task.pairs_of(name) for name in pairs]))
+    found = (factor * scores + constant).sigmoid()
+    assert float(found[:40].mean() + found[40:].mean()) == pytest.approx(1, abs=0.01)
 
 
 def test_a_share_is_chosen_by_a_method_that_knows_no_validation_link(tmp_path, monkeypatch):
@@ -557,6 +570,11 @@ def test_only_models_of_links_rank_targets(tmp_path):
     )
     with pytest.raises(ValueError, match="does not predict links"):
         result.model.top(3)
+
+
+def test_of_equal_sums_the_first_is_taken():
+    trial = link_base.Trial(torch.eye(2), lambda scores: torch.ones(2))
+    assert link_base.add_up(trial, torch.ones(2, dtype=torch.bool)).tolist() == [1, 0]
 
 
 def test_a_sum_grows_beyond_one_that_is_no_better():

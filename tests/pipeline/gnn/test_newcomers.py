@@ -356,7 +356,6 @@ def test_simple_methods_that_read_more_take_a_pass_over_the_graph(based, monkeyp
     [
         {"task.base": "none"},
         {"task.base": "propagation", "task.candidate": "offset"},
-        pytest.param({"task.base": "linear"}, marks=pytest.mark.slow),
         pytest.param({"train.label_input": 0.5, "model": "rgcn"}, marks=pytest.mark.slow),
     ],
     ids=str,

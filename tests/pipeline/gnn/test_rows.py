@@ -90,6 +90,23 @@ def test_rows_are_nodes_with_the_label_the_time_and_the_node_of_the_table(folder
         ].any()
 
 
+def test_a_row_before_its_node_began_has_the_age_0(folder):
+    data, table = opened(folder, "data.time_column=since").data, make_labels(make_orders())
+    age = data.x[data.types.nodes_of("label").start :, 0].numpy()
+    is_early = (table.time < table.id.str[1:].astype(int) * 2).to_numpy()
+    assert is_early.any() and (age[is_early] == age.min()).all()
+
+
+def test_other_data_do_not_tell_which_rows_are_about_new_nodes(folder, monkeypatch):
+    monkeypatch.setattr(tasks_row, "FEWEST", 0)
+    setup = opened(folder)
+    every = torch.ones(setup.data.num_nodes, dtype=torch.bool)
+    setup.task._is_new, rows = every, torch.arange(float(len(every)))[:, None]
+    assert "rocauc_of_new" in setup.task.scores(None, rows)
+    setup.data.split_names = ["old", "valid", "new"]
+    assert "rocauc_of_new" not in setup.task.scores(None, rows)
+
+
 def test_fractions_of_rows_have_their_borders_between_two_times(folder, tmp_path):
     keys = [
         "data.train_until=null",
