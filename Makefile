@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where this is set, every process of every run would compile the tests again, with their assertions: 4 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-system test-slurm test-gpu test-all lint format docs site-version wheel sdist \
+.PHONY: train test test-of test-avx2 test-slow test-exhaustive test-sample test-system test-slurm test-gpu test-all lint format docs site-version wheel sdist \
 	gpu-packages test-newest test-oldest
 
 # The default run, set-up included.
@@ -35,6 +35,12 @@ test-slow: $(VENV)/.installed-test
 # These tests repeat slow ones with more options, sizes and moments. Run them before a release.
 test-exhaustive: $(VENV)/.installed-test
 	$(PYTEST) -n 5 -m exhaustive --durations=20
+
+# One in ten of them, others each day.
+test-sample: $(VENV)/.installed-test
+	mkdir -p build
+	$(BIN)/python -m pytest -o addopts= -q -n 0 -m exhaustive --collect-only | grep :: | awk -v day=$$(date +%j) 'NR % 10 == day % 10' > build/sample.txt
+	$(PYTEST) -n 5 -m exhaustive @build/sample.txt
 
 # What needs system packages, long builds or large packages: Chromium, torch_sparse (3 minutes to compile, once),
 # the kernels of the wheel (3 minutes of processor time, once), the trackers wandb and mlflow (about 150 MB), Ray

@@ -34,6 +34,11 @@ def test_a_saved_run_may_hold_the_value_that_is_fixed_now(name, configure, tmp_p
                 schema.parse(text, path)
 
 
+def test_a_saved_run_had_seconds_by_its_epochs(configure, tmp_path):
+    text = re.sub("base_seconds: .*", "base_seconds: auto", keys.to_yaml(configure()))
+    assert "auto" in text and schema.parse(text, tmp_path) == configure()
+
+
 @pytest.mark.parametrize("value, opens", [("auto", True), (1, True), (4, False)])
 def test_a_saved_knowledge_graph_had_parts(value, opens, configure, tmp_path):
     config, path = configure("trainer=knowledge", "data=math"), tmp_path / "config.yaml"

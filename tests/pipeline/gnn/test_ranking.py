@@ -141,6 +141,7 @@ def test_the_sources_of_a_bipartite_graph_are_those_of_its_edges(both):
     data = shop(both=both)
     links = Links(data)
     assert [len(one.sources) for one in links.directions] == [20, 10]
+    assert len(links.answered) == 1
     for split in ("train", "valid", "test"):
         answers = links.answers(split)
         assert len(answers) == len(data[f"{split}_pairs"]) and bool((answers[:, 0] >= 10).all())

@@ -111,7 +111,6 @@ WRONG = [
     (413, "/predict", {"ids": ["p1"] * 101}, "ids: List should have at most 100 items"),
     (413, "/predict", b"[" + b" " * 5000 + b"]", "the body has more than 5,000 bytes"),
     (400, "/predict", b'{"ids": [NaN]}', "NaN is no number; write null for an empty cell"),
-    (400, "/predict", b"{", "the body is not JSON"),
     (400, "/predict", b"[" * 4000, "the body is n"),
     (404, "/top", IDS, "there is no '/top'; there are /predict, /explain"),
     (405, "/predict", None, "Method Not Allowed"),
