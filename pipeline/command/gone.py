@@ -92,4 +92,4 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
         )
     if values.get("task.base_seconds") == "auto":  # no method was chosen
         del values["task.base_seconds"]
-    return {name: value for name, value in values.items() if name not in {*KEYS, *own}}
+    return {name: value for name, value in values.items() if name not in KEYS}
