@@ -18,7 +18,6 @@ SMALL = [
     "train.lr=0.1",
     "trainer.num_draws=2",
 ]
-TIED = ["trainer.model=line", "trainer.order=1", "trainer.num_parts=5"]
 
 
 def write_communities(folder: Path) -> Path:

@@ -67,39 +67,8 @@ class Weighted(torch.nn.Module):
         return {name: x + 0.01 * seen for name, x in self.conv(x_dict, edge_index_dict).items()}
 
 
-class Plain(torch.nn.Module):
-    """One that reads the relation of each edge from the first column of its features."""
-
-    def __init__(self, in_channels, out_channels, num_relations):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(num_relations))
-        self.lin = torch.nn.Linear(in_channels, out_channels)
-
-    def forward(self, x, edge_index, edge_attr):
-        messages = x[edge_index[0]] * self.weight[edge_attr[:, 0].long()].unsqueeze(1)
-        return self.lin(x + torch.zeros_like(x).index_add(0, edge_index[1].long(), messages))
-
-
-class Unaware(torch.nn.Module):
-    """One that takes the number of a relation for a feature."""
-
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.lin = torch.nn.Linear(in_channels, out_channels)
-
-    def forward(self, x, edge_index, edge_attr):
-        return self.lin(x) + edge_attr.sum()
-
-
 class Missing(ToHetero):
     """One that returns no rows of the type with labels."""
 
     def forward(self, x_dict, edge_index_dict):
         return {"item": super().forward(x_dict, edge_index_dict)["item"]}
-
-
-class Narrow(ToHetero):
-    """One that returns too few columns."""
-
-    def forward(self, x_dict, edge_index_dict):
-        return {name: x[:, :1] for name, x in super().forward(x_dict, edge_index_dict).items()}

@@ -87,10 +87,6 @@ FLAGS = [
     ),
 ]
 
-TRAIN = CHECK.replace("pipeline.check", "pipeline.train") + (
-    "train.epochs=1 model.num_layers=2 model.hidden_channels=8 partition=whole hydra.run.dir=run "
-)
-
 
 INPUTS = [
     Case(

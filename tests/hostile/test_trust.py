@@ -28,8 +28,6 @@ from tests.helpers.running import TOY
 
 pytestmark = pytest.mark.slow
 
-ATTACK = {"name": "custom", "path": "os.system", "kwargs": {"command": "touch pwned"}}
-
 
 def their_run(
     edit: Callable[[str], str] = lambda text: text, *overrides: str

@@ -117,7 +117,7 @@ FILES = [
         tables(edges=EDGES.replace("n1,n2,1", "n1")),
     ),
 ]
-A_LIST, A_TEXT, A_BOOL, A_NUMBER = "a list of names", "a text", "true or false", "a whole number"
+A_LIST, A_BOOL = "a list of names", "true or false"
 SCHEMAS = [
     wrong("nodes.a", "features", "w", A_LIST),
     wrong("nodes.a", "standardize", "maybe", A_BOOL),

@@ -24,14 +24,6 @@ MODELS = {
         PyGModel, conv="GATConv", kernel="pyg", kwargs={"add_self_loops": False}
     ),
 }
-# Their kernels leave edges out.
-INSIDE = {
-    "attention": functools.partial(PyGModel, conv="GATConv", kwargs={"add_self_loops": False}),
-    "attention by PyG's code": functools.partial(
-        PyGModel, conv="GATConv", kwargs={"add_self_loops": False, "aggr": "mean"}
-    ),
-    "gipa": functools.partial(PyGModel, conv="GIPAConv"),
-}
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -75,6 +75,7 @@ def kinds_of(found) -> list[str]:
     return [name.partition(" (")[0] for name in found]
 
 
+@pytest.mark.slow
 def test_classes_are_told_by_neighbours_better_than_by_features(configure, tmp_path):
     y = torch.arange(NUM_NODES) % 3
     found, setup = found_of(configure(*write_graph(tmp_path / "graph.pt", y)))
@@ -199,6 +200,7 @@ def test_only_nodes_with_labels_and_their_own_columns_are_fitted_of_several_type
     )
 
 
+@pytest.mark.slow
 def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(configure, tmp_path):
     _, setup = found_of(
         configure(*write_hetero(tmp_path), "model=rgcn", "data.degrees=false", *MODEL)
@@ -220,6 +222,7 @@ def test_methods_read_summaries_by_relation_and_make_those_of_other_data_alike(c
         )
 
 
+@pytest.mark.slow
 def test_numbers_may_follow_a_single_column(configure, tmp_path):
     """Of many other columns whose values are far apart, a regression would make something."""
     noise = torch.from_numpy(np.random.default_rng(0).standard_cauchy((NUM_NODES, 60))).float()
@@ -244,6 +247,7 @@ def test_numbers_may_follow_a_single_column(configure, tmp_path):
     torch.testing.assert_close(rows, torch.stack([today + 5, 2 * today], 1), atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_values_and_tasks_with_missing_labels(configure, tmp_path):
     group = torch.arange(NUM_NODES) % 3
     values = torch.stack([group * 10.0, torch.where(group == 1, math.nan, group.float())], 1)
@@ -314,6 +318,7 @@ def test_whole_graphs_are_told_by_what_they_hold(configure, tmp_path):
     assert counts[number, -sum(data.edge_tables) :].sum() == edges.sum() * len(data.edge_tables)
 
 
+@pytest.mark.slow
 def test_a_run_shows_the_best_simple_method_and_names_the_command_without_one(
     configure, tmp_path, caplog
 ):
@@ -417,6 +422,7 @@ def test_a_base_scores_the_same_data_again(name, configure, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_linear_model_is_smoothed_where_that_is_best(configure, tmp_path, caplog):
     """Few edges, and columns that tell the group of most nodes."""
     caplog.set_level("INFO")
@@ -621,6 +627,7 @@ def test_a_base_that_does_not_fit_is_refused(name, change, message, configure, t
         fit_base(setup.data, setup.task, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["fit", "folds"])
 def test_a_method_that_fails_is_left_out_in_one_line(
     broken, configure, tmp_path, monkeypatch, caplog

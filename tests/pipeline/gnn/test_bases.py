@@ -64,6 +64,7 @@ def graph_of(kind: str, path, num_nodes: int = 300, *, seed: int = 0) -> list[st
     return ["data=file", f"data.path={path}", *SMALL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classes", "tasks", "values", "typed"])
 def test_an_untrained_network_with_an_offset_answers_as_the_simple_method(
     kind, configure, tmp_path
@@ -239,6 +240,7 @@ def test_two_ranks_that_are_killed_in_the_second_candidate_end_the_same(tmp_path
     ).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, candidate",
     [("linear", "network"), ("propagation", "network"), ("auto", "offset")],
@@ -588,6 +590,7 @@ def test_saved_runs_of_before_have_no_method(configure, tmp_path):
     assert schema.load(path).task.base == "none"
 
 
+@pytest.mark.slow
 def test_the_method_of_typed_tables_reads_which_cells_are_empty(configure, tmp_path, monkeypatch):
     users = write_tables(tmp_path)["users"]
     users.assign(age=users["age"].where(users.index % 5 > 0)).to_csv(

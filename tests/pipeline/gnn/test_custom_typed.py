@@ -54,6 +54,7 @@ def test_it_learns_and_goes_on_with_the_same_bits(configure, tmp_path, overrides
     )
 
 
+@pytest.mark.slow
 def test_pairs_have_rows_of_every_type(configure, tmp_path, overrides, monkeypatch):
     missing, put_back = [], HeteroView.put_back
 

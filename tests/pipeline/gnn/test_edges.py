@@ -217,6 +217,7 @@ def test_labels_of_other_edges_at_the_ends_are_those_counted_by_hand(tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_simple_methods_read_the_labels_of_the_target(folder):
     setup = opened(folder, LABEL, "data.split_by=source")
     scores = {

@@ -63,6 +63,7 @@ def train(tmp_path_factory):
     return get
 
 
+@pytest.mark.slow
 def test_a_view_without_an_edge_is_the_graph_rebuilt_without_it(train):
     opened = train(model="deepergcn")
     explainer, inputs, network = opened._open().explainer, opened.prepare(), opened.module()
@@ -224,6 +225,7 @@ def test_what_has_no_explanation_says_so(train, tmp_path):
             model.explain("p1")
 
 
+@pytest.mark.slow
 def test_examples_are_explained_for_the_report(train):
     model = train(model="deepergcn")
     command.explain(model.run, ExplainConfig(run=str(model.run.folder), examples=2, top=3))
@@ -246,6 +248,7 @@ def test_examples_are_explained_for_the_report(train):
     assert f"{record['wrong'][0]['id']}: predicted" in shown
 
 
+@pytest.mark.slow
 def test_rows_of_a_label_table_have_explanations_with_a_simple_method(tmp_path):
     overrides = write_purchases(tmp_path / "tables")
     train_run(
@@ -265,6 +268,7 @@ def test_rows_of_a_label_table_have_explanations_with_a_simple_method(tmp_path):
         assert set(found.edges["relation"])
 
 
+@pytest.mark.slow
 def test_typed_graphs_have_explanations_with_a_simple_method(tmp_path):
     write_tables(tmp_path)
     model = pe.train(

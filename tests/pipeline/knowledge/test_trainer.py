@@ -46,12 +46,6 @@ SGD = [
     "trainer.init_scale=0.1",
     "trainer.relation_lr=0.5",
 ]
-ALL_ADAM = [
-    "trainer.loss=one_vs_all",
-    "trainer.optimizer=adam",
-    "train.lr=0.01",
-    "trainer.last_lr=0.1",
-]
 
 
 def tables_of(data, name, *, reciprocal=False, dim=8):

@@ -88,6 +88,7 @@ def test_epochs_warm_up_and_average_follow_the_batches(
     assert (given.epochs, given.warmup_steps, given.ema) == (3, 7, 0)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_numbers_that_were_chosen(configure, overrides, tmp_path):
     config = configure(
         *overrides, "model.hidden_channels=8", "loader.batch_size=12", "train.patience=2"

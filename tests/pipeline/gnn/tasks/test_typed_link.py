@@ -132,6 +132,7 @@ def test_validation_links_without_the_features_of_their_edges_are_refused(tmp_pa
     assert LinkTask(data, hidden_channels=4, valid_edges=True).test_data.edge_attr.size(1) == 3
 
 
+@pytest.mark.slow
 def test_ids_count_within_the_types_of_source_and_target(configure, tmp_path):
     config = configure(
         *write_typed_tables(tmp_path),
