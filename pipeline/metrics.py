@@ -15,7 +15,8 @@ from parallel_epochs.pipeline.names import ranks_at
 
 
 def check_finite(
-    predictions: Float[Tensor, "*shape"], then: str = "try a lower train.lr or train.clip_grad_norm"
+    predictions: Float[Tensor, "*shape"],
+    then: str = "try a lower train.lr or train.clip_grad_norm, or another train.precision than fp16",
 ) -> None:
     """Check that all predictions are finite, without the copy that ``torch.isfinite`` makes of a contiguous tensor.
 

@@ -103,7 +103,7 @@ RETURNS = {
     ),
     "NaN of the whole graph": (
         "return out * float('nan') if len(x) == 240 and not self.training else out",
-        "the model's predictions are not finite; try a lower train.lr or train.clip_grad_norm",
+        "the model's predictions are not finite; try a lower train.lr or train.clip_grad_norm<*>",
     ),
     "an error": (
         "return out @ x",
