@@ -6,10 +6,10 @@ Nothing here imports torch, so that ``--help`` answers at once.
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATA_SCHEMAS, DataConfig, SyntheticProteinsConfig
@@ -215,6 +215,10 @@ class RunConfig:
     def lr_scaling(self) -> str:
         """How the learning rate follows the number of ranks."""
         return "none"
+
+    def read_as(self, named: Collection[str]) -> Self:
+        """Return the configuration as it is meant by a command that names these keys and groups."""
+        return self
 
     def check(self) -> None:
         """Refuse values that no run of this product can have.

@@ -238,6 +238,7 @@ def to_object(
         )
     config = keys.replaced(config, {name: read[name] for name in odd})
     config = dataclasses.replace(config, data=config.data.completed())
+    config = config if is_saved else config.read_as(typed)
     config.check()
     return keys.expand_paths(config)
 

@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import re
+from collections.abc import Collection
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -485,15 +486,17 @@ class EvaluationConfig:
 
 @dataclass
 class TuneConfig:
-    """How model=auto chooses a model."""
+    """How validation chooses a model."""
 
-    seconds: float = key(
-        600.0,
+    seconds: Any = key(
+        keys.AUTO,
         "Number of seconds in which models are compared by validation. The best one is then "
-        "trained as the other keys say.",
-        above=0,
+        "trained as the other keys say. 0: none are compared. auto: 600 for model=auto; 60 where neither a model, a "
+        "key of it, a number of epochs nor an experiment is named and the graph has at most 100,000 edges; otherwise 0.",
+        minimum=0.0,
+        may_be_auto=True,
         changes_numbers=False,
-        when={"model.name": ("auto",)},
+        before=600.0,
     )
 
 
@@ -636,29 +639,45 @@ class GNNConfig(RunConfig):
             self.data.hide_labelled = {"edge": self.task.hide_labelled}.get(self.task.name)
 
     def with_model(self, options: dict[str, Any]) -> "GNNConfig":
-        """Return the configuration with another model, of as many layers and channels.
+        """Return the configuration with another model, of as many channels, and layers unless they are an option.
 
         Args:
-            options: keys of the model, its name among them.
+            options: keys of the model, its name among them. Its number of layers gives way to one that is not usual.
         """
+        layers = {"num_layers": self.model.num_layers}
+        is_usual = self.model.num_layers == type(self.model)().num_layers
+        options = layers | options if is_usual else options | layers
         return replace(
             self,
             model=MODEL_SCHEMAS[options["name"]](
-                num_layers=self.model.num_layers,
-                hidden_channels=self.model.hidden_channels,
-                **options,
+                hidden_channels=self.model.hidden_channels, **options
             ),
         )
 
+    def read_as(self, named: Collection[str]) -> "GNNConfig":
+        """Return the configuration as it is meant: a model that is named is compared with no other one.
+
+        Args:
+            named: keys and groups that the command names. With a number of epochs there is no comparison either.
+        """
+        is_named = bool({"model", "experiment"} & {name.split(".")[0] for name in named})
+        if self.model.name == keys.AUTO or self.tune.seconds != keys.AUTO and is_named:
+            return self
+        if self.tune.seconds == keys.AUTO:
+            is_named |= "train.epochs" in named
+            return replace(self, tune=TuneConfig(0.0)) if is_named else self
+        return replace(self, model=AutoModelConfig()) if self.tune.seconds else self
+
     @property
     def chooses_model(self) -> bool:
-        """Tell whether validation chooses the model."""
-        return self.model.name == keys.AUTO
+        """Tell whether validation may choose the model."""
+        return keys.AUTO in (self.model.name, self.tune.seconds)
 
     @property
     def representative(self) -> "GNNConfig":
         """The configuration that a run is checked with before its model is chosen; itself for other models."""
-        return self.with_model({"name": "deepergcn"}) if self.chooses_model else self
+        is_open = self.model.name == keys.AUTO
+        return self.with_model({"name": "deepergcn"}) if is_open else self
 
     @property
     def learned_channels(self) -> int:

@@ -125,8 +125,8 @@ class TablesConfig(DataConfig):
     )
     metric: str | None = key(
         None,
-        "Metric of the labels. Default: acc for texts and whole numbers, rmse for other "
-        "numbers, rocauc for several columns of 0 and 1.",
+        "Metric of the labels. Default: rocauc for several columns of 0 and 1, and for one where less than "
+        "a quarter are 0, or 1; acc for texts and other whole numbers, rmse for other numbers.",
         shapes_graph=True,
     )
     split: str | None = key(

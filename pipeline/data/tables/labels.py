@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 MOST_CATEGORIES = 256
 # Nodes whose labels are in memory at a time.
 BLOCK = 1 << 18
+# Two labels of which one has a smaller share are measured by their order: "none of them" would be nearly always right.
+RARE = 0.25
 
 
 # Texts that programs write for no value.
@@ -203,13 +205,24 @@ def _choose_metric(source: Source, table: NodeTable, columns: list[str]) -> str:
         f"SELECT label{place} AS label FROM nodes" for place in range(len(columns))
     )
     number = "TRY_CAST(label AS DOUBLE)"
-    texts, fractions, others = source.db.execute(
+    texts, fractions, others, mean = source.db.execute(
         f"SELECT count(*) FILTER ({number} IS NULL), count(*) FILTER ({number} <> floor({number})), "
-        f"count(*) FILTER ({number} NOT IN (0, 1)) FROM ({cells}) WHERE label IS NOT NULL"
+        f"count(*) FILTER ({number} NOT IN (0, 1)), avg({number}) FROM ({cells}) WHERE label IS NOT NULL"
     )[0]
     if len(columns) > 1:
         return "rmse" if fractions or others else "rocauc"
-    return "rmse" if fractions and not texts else "acc"
+    if fractions and not texts:
+        return "rmse"
+    if texts or others or mean is None or not 0 < (share := min(mean, 1 - mean)) < RARE:
+        return "acc"
+    log.info(
+        "%s: column %s has the rarer of 0 and 1 in %s of its labels, so the metric is rocauc. data.metric=acc counts "
+        "right answers instead",
+        source.name,
+        columns[0],
+        f"{share:.1%}",
+    )
+    return "rocauc"
 
 
 def read_values(db: Database, labels: Labels, first: int, last: int) -> np.ndarray:

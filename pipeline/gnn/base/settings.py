@@ -1,5 +1,6 @@
-"""Compares the models of model=auto by validation."""
+"""Compares models by validation."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,14 @@ from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.trials import Trials
 
+log = logging.getLogger(__name__)
+
 FOLDER = "setting_"
+# Where nobody names a model: the largest graph, the models, the seconds and the epochs of a comparison.
+MOST_EDGES, SECONDS, EPOCHS = 100_000, 60.0, 60
+USUAL = ("deepergcn", "sums", "dropout", "gcn", "rgcn", "hgt")
+# Where model=auto asks for one.
+LONG = 600.0
 
 
 def models_of(first: Setup) -> dict[str, dict]:
@@ -41,11 +49,27 @@ def choose(
     """
     first = opened.parts[0]
     assert isinstance(first, Setup)
-    config, models = first.config, models_of(first)
+    config, models, most = first.config, models_of(first), first.config.train.epochs
+    seconds = config.tune.seconds
+    if opened.config.model.name != keys.AUTO:
+        is_small = (
+            first.kind.is_one_graph and first.kind.has_labels and first.data.num_edges <= MOST_EDGES
+        )
+        if len(opened.parts) > 1 or not is_small:
+            return opened
+        models = {name: options for name, options in models.items() if name in USUAL}
+        seconds, most = SECONDS, min(most, EPOCHS)
+        log.info(
+            "model: comparing %d networks by validation, for at most %g seconds (tune.seconds=0 trains DeeperGCN at once)",
+            len(models),
+            seconds,
+        )
+    elif seconds == keys.AUTO:
+        seconds = LONG
 
     def setup_of(name: str, changes: dict) -> Setup:
         return Setup(
-            keys.replaced(config.with_model(models[name]), changes),
+            keys.replaced(config.with_model(models[name]), changes | {"tune.seconds": seconds}),
             first.data,
             first.device,
             first.number,
@@ -66,10 +90,10 @@ def choose(
     best = Trials(folder, train, ranks=ranks).choose(
         list(models),
         first=config.parallel.num_ranks,
-        most=config.train.epochs,
-        seconds=config.tune.seconds,
+        most=most,
+        seconds=seconds,
     )
-    chosen = opened.config.with_model(models[best])
+    chosen = keys.replaced(opened.config.with_model(models[best]), {"tune.seconds": seconds})
     if ranks.is_first:
         write_config(chosen, folder)
     return OpenData(chosen, opened.data, [setup_of(best, {})], opened.components)

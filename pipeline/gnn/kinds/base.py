@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from parallel_epochs.pipeline.gnn.base.fusion import Kept
     from parallel_epochs.pipeline.gnn.setup import Setup
 
-# Options of the models that model=auto compares, on a graph of one type of nodes and on one of several. All have the
-# layers and channels of the run.
+# Options of the models that are compared, on a graph of one type of nodes and on one of several. All have the channels
+# of the run, and its layers where it names a number of layers.
 MODELS: dict[str, dict] = {
     "deepergcn": {"name": "deepergcn"},
     "sums": {"name": "deepergcn", "aggr": "softmax_sum"},
@@ -44,7 +44,14 @@ MODELS: dict[str, dict] = {
         "input_dropout": 0.5,
     },
     "sage": {"name": "pyg", "conv": "SAGEConv"},
-    "gcn": {"name": "pyg", "conv": "GCNConv", "root_weight": True, "norm": "batch"},
+    "gcn": {
+        "name": "pyg",
+        "conv": "GCNConv",
+        "root_weight": True,
+        "norm": "batch",
+        "dropout": 0.2,
+        "num_layers": 12,
+    },
     "gatv2": {"name": "pyg", "conv": "GATv2Conv", "kwargs": {"heads": 4}},
 }
 TYPED: dict[str, dict] = {

@@ -572,8 +572,9 @@ def test_times_do_not_depend_on_the_zone_of_the_machine(tmp_path, monkeypatch, z
         ("0,1 1,_ _,_ 0,0 1,1", "a,b", "rocauc", "0,1 1,nan nan,nan 0,0 1,1"),
         ("7 -1 nan 30 99", "a", "acc", "1 0 0 2 0"),
         ("7 b _ 30 z", "a", "acc", "1 2 0 0 0"),
+        ("0 0 0 1 0", "a", "rocauc", "0 0 0 1 0"),
     ],
-    ids=["real", "binary", "whole", "mixed"],
+    ids=["real", "binary", "whole", "mixed", "rare"],
 )
 def test_kinds_of_labels(tmp_path, rows, columns, metric, y):
     """The last node is in no split: a class that it alone has does not count."""
