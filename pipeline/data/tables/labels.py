@@ -63,6 +63,7 @@ class Labels:
         masks: nodes for training, validation and test, each bool [num_nodes]; a node without a label is in none.
         out_channels: classes or columns.
         names: of the classes or columns, as tensors.
+        groups: number of each node's group [num_nodes], where groups are divided; otherwise none.
     """
 
     columns: list[str]
@@ -70,6 +71,7 @@ class Labels:
     masks: list[Tensor]
     out_channels: int
     names: dict[str, Tensor] = field(default_factory=dict)
+    groups: Tensor | None = None
 
 
 def read(
@@ -104,7 +106,8 @@ def read(
         none = torch.zeros(num_nodes, dtype=torch.bool)
         labels.masks = [torch.from_numpy(labelled), none, none.clone()]
     else:
-        labels.masks = _split(labelled, source, config, table)
+        labels.masks, groups = _split(labelled, source, config, table)
+        labels.groups = None if groups is None else torch.from_numpy(groups)
         check_splits(torch.stack(labels.masks), "node")
         notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(labels.masks, SPLITS)]
     if missing := int(num_nodes - labelled.sum()):
@@ -175,6 +178,10 @@ def write(
         writer.put(name, whole)
     for name, value in labels.names.items():
         writer.put(name, value)
+    if labels.groups is not None:
+        groups = torch.full((num_nodes,), -1)
+        groups[first_node : first_node + own] = labels.groups
+        writer.put("groups", groups)
     if writer.has("y"):
         return
     classes = labels.metric in CLASS_METRICS
@@ -279,8 +286,11 @@ def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) ->
 
 def _split(
     labelled: np.ndarray, source: Source, config: Settings, table: NodeTable
-) -> list[Tensor]:
+) -> tuple[list[Tensor], np.ndarray | None]:
     """Divide the nodes with a label, bool [num_nodes], into masks for training, validation and test.
+
+    Returns:
+        The masks, and the number of each node's group, int64 [num_nodes], if the table names groups.
 
     Rows of a label table of one time stay in one split. So do, at random, edges with labels between the same two nodes
     that are there in both directions.
@@ -288,7 +298,7 @@ def _split(
     Raises:
         ValueError: a cell names no split, there are too few times, or nothing is left for training or validation.
     """
-    num_nodes, kind = len(labelled), table.split
+    num_nodes, kind, named = len(labelled), table.split, None
     fractions = config.train_fraction, config.valid_fraction
     pairs = np.zeros(0, np.int64)
     if table.ends is not None and kind == "random":
@@ -302,16 +312,16 @@ def _split(
                 count(num_both, "edge lies", "edges lie"),
             )
     if kind == "random" and not (pairs > 0).any():
-        return divide(shuffle(labelled, config.graph_seed), num_nodes, *fractions)
+        return divide(shuffle(labelled, config.graph_seed), num_nodes, *fractions), None
     if kind in ("random", "group"):
         groups = pairs
         if kind == "group":
             source.group(str(table.by))
-            groups = source.db.column("dense_rank() OVER (ORDER BY split)")
+            groups = named = source.db.column("dense_rank() OVER (ORDER BY split)")
         order, own = shuffle_groups(np.flatnonzero(labelled), groups[labelled], config.graph_seed)
-        return divide(order, num_nodes, *fractions, groups=own)
+        return divide(order, num_nodes, *fractions, groups=own), named
     if kind == "column":
-        return _split_by_column(labelled, source, str(table.by))
+        return _split_by_column(labelled, source, str(table.by)), None
     times = source.db.column("coalesce(time::DOUBLE, 'nan'::DOUBLE)")
     if left_out := int((labelled & np.isnan(times)).sum()):
         log.info(
@@ -323,13 +333,13 @@ def _split(
     kept = kept[np.argsort(times[kept], kind="stable")]
     own = times[kept]
     if not is_made(table) or config.until is not None:
-        return divide(kept, num_nodes, *fractions, times=own, until=config.until)
+        return divide(kept, num_nodes, *fractions, times=own, until=config.until), None
     if (num_times := len(np.unique(own))) < 3:
         raise ValueError(
             f"{source.name}: rows with labels have {count(num_times, 'time')}, and training, "
             "validation and test need one each. Give labels of further times"
         )
-    return divide(kept, num_nodes, *fractions, groups=own)
+    return divide(kept, num_nodes, *fractions, groups=own), None
 
 
 def _split_by_column(labelled: np.ndarray, source: Source, column: str) -> list[Tensor]:

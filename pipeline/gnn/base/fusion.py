@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn.base import label_scores
 from parallel_epochs.pipeline.gnn.base.fit import Base, apply
-from parallel_epochs.pipeline.gnn.base.folds import halves
+from parallel_epochs.pipeline.gnn.base.folds import halves, number_groups
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
@@ -110,7 +111,7 @@ def finish(setup: "Setup", rows: Tensor, epoch: int, folder: Path) -> dict[str, 
         What it adds to the summary.
     """
     task, base = cast(NodeTask, setup.task), cast(Base, setup.base)
-    answer = choose(task, rows, base)
+    answer = choose(setup.data, task, rows, base)
     checkpoint.save(
         folder / FILE,
         asdict(
@@ -154,20 +155,25 @@ def summarise(answer: Answer, base: Base, scores: dict[str, float]) -> dict[str,
     }
 
 
-def choose(task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base) -> Answer:
+def choose(
+    data: Data, task: NodeTask, rows: Float[Tensor, "num_rows columns"], base: Base
+) -> Answer:
     """Choose the share of a simple method in the predictions of a run, see :func:`choose_share`.
 
     Args:
         rows: logits or values that the network predicts.
     """
     own, (y, chosen) = rows_of(base), task.labels_of("valid")
+    groups = number_groups(data, task, chosen)
 
     def score(share: float, picked: Tensor) -> float:
         mixed = mix(rows[chosen[picked]], own[chosen[picked]], share)
         return merit(task.metric, KINDS[task.kind][task.metric](y[picked], mixed))
 
     share, gain, error = choose_share(
-        score, len(chosen), lambda share: error_of_difference(task, mix(rows, own, share), own)
+        score,
+        len(chosen),
+        lambda share: error_of_difference(task, mix(rows, own, share), own, groups),
     )
     return Answer(
         share, gain, error, task.scores(None, rows), task.scores(None, mix(rows, own, share))
@@ -212,22 +218,32 @@ def mix(rows: Tensor, base: Tensor, share: float) -> Tensor:
     return rows if not share else base if share == 1 else rows.lerp(base, share)
 
 
-def error_of_difference(task: NodeTask, first: Tensor, second: Tensor) -> float:
+def error_of_difference(
+    task: NodeTask, first: Tensor, second: Tensor, groups: Int[Tensor, " num_labelled"]
+) -> float:
     """Estimate the standard error of the difference of two predictions' validation metrics, by the bootstrap.
 
-    Both are scored on the same drawn rows (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 6).
+    Both are scored on the same drawn groups of rows (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+    chapters 6 and 8).
+
+    Args:
+        groups: number of each validation row's group, from 0 on.
     """
-    y, chosen = task.labels_of("valid")
-    drawn, differences = min(len(chosen), MOST_DRAWN, max(MOST_CELLS // y.size(1), FEWEST_ROWS)), []
+    (y, chosen), differences = task.labels_of("valid"), []
+    order, sizes = groups.argsort(stable=True), groups.bincount()
+    ends, most = sizes.cumsum(0), min(MOST_DRAWN, max(MOST_CELLS // y.size(1), FEWEST_ROWS))
+    drawn = max(min(len(sizes), most * len(sizes) // len(chosen)), 1)
     for number in range(DRAWS):
-        picked = torch.from_numpy(stream("answer", 0, number).integers(0, len(chosen), drawn))
-        score = KINDS[task.kind][task.metric]
+        group = torch.from_numpy(stream("answer", 0, number).integers(0, len(sizes), drawn))
+        last = sizes[group].cumsum(0)
+        place = torch.arange(int(last[-1])) + (ends[group] - last).repeat_interleave(sizes[group])
+        picked, score = order[place], KINDS[task.kind][task.metric]
         scores = [score(y[picked], rows[chosen[picked]]) for rows in (first, second)]
         differences.append(scores[0] - scores[1])
     known = torch.tensor([each for each in differences if math.isfinite(each)], dtype=torch.float64)
     if len(known) < 2:
         return math.inf  # nothing can be said
-    return float(known.std()) * math.sqrt(drawn / len(chosen))
+    return float(known.std()) * math.sqrt(drawn / len(sizes))
 
 
 def read_kept(run: SavedRun) -> Kept | None:

@@ -67,11 +67,13 @@ class Trial:
     Attributes:
         columns: scores of each method [num_rows, num_methods], float32.
         values: returns the metric of each source, or what each link adds to it, from a score for each row. The
-            validation metric is their mean, and they are as good as independent of each other.
+            validation metric is their mean.
+        sources: of the values; those of one source depend on each other. None: each value has its own.
     """
 
     columns: Float[Tensor, "num_rows num_methods"]
     values: Callable[[Tensor], Tensor]
+    sources: Int[Tensor, " num_values"] | None = None
 
 
 def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
@@ -104,7 +106,7 @@ def try_out(task: LinkTask, links: Links, scorers: Sequence[Scorer]) -> Trial:
         ]
         return torch.stack(found).mean(0)
 
-    return Trial(columns, values)
+    return Trial(columns, values, pairs[:, 0])
 
 
 def _try_sources(metric: str, links: Links, scorers: Sequence[Scorer]) -> Trial:

@@ -1,7 +1,6 @@
 """The answer of a run on links that begins at a simple method: this method, the network, or a mixture of both."""
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -160,10 +159,19 @@ def choose(trial: Trial) -> tuple[float, float, float]:
     network, simple = trial.columns.unbind(1)
     values = {share: trial.values(mix(network, simple, share)) for share in SHARES}
     num_values = len(values[1.0])
+    sources = torch.arange(num_values) if trial.sources is None else trial.sources
+    group = sources.unique(return_inverse=True)[1]
+    num_groups = int(group.max()) + 1
+
+    def error_of(share: float) -> float:
+        gains = (values[share] - values[1.0]).double()
+        sums = torch.zeros(num_groups, dtype=gains.dtype)
+        sums.index_add_(0, group, gains - gains.mean())
+        # A single source tells nothing of others: 0 / 0.
+        return float((sums.square().sum() * num_groups / (num_groups - 1)).sqrt()) / num_values
+
     return choose_share(
-        lambda share, picked: float(values[share][picked].mean()),
-        num_values,
-        lambda share: float((values[share] - values[1.0]).std()) / math.sqrt(num_values),
+        lambda share, picked: float(values[share][picked].mean()), num_values, error_of
     )
 
 

@@ -131,7 +131,7 @@ def test_the_answer_is_what_validation_favours(kind, network, simple, answers, c
     rows, base = (
         noisy(task, y, scale * noise, seed) for seed, noise in enumerate((network, simple))
     )
-    answer = fusion.choose(task, rows, base_of(base))
+    answer = fusion.choose(setup.data, task, rows, base_of(base))
     assert {
         "network": answer.share < 0.3,
         "simple": answer.share > 0.7,
@@ -154,12 +154,14 @@ def test_the_simple_method_is_left_only_for_more_than_the_error_of_the_differenc
     for mended, broken, leaves in ((6, 4, False), (15, 0, True), (25, 10, True)):
         rows = base.clone()
         rows[wrong[:mended]], rows[right[:broken]] = truth[wrong[:mended]], -truth[right[:broken]]
-        error = fusion.error_of_difference(task, rows, base)
+        error = fusion.error_of_difference(task, rows, base, torch.arange(100))
         # Of n rows of which k differ, the mean has a deviation of about sqrt(k) / n.
         assert error == pytest.approx(
             math.sqrt(mended + broken - (mended - broken) ** 2 / 100) / 100, rel=0.3
         )
-        answer = fusion.choose(task, rows, base_of(base))
+        twins = fusion.error_of_difference(task, rows, base, torch.arange(100) // 50)
+        assert not leaves or twins > 2 * error
+        answer = fusion.choose(setup.data, task, rows, base_of(base))
         assert (answer.gain > answer.error) == (answer.share < 1) == leaves
         assert not leaves or answer.gain == pytest.approx((mended - broken) / 100)
 
@@ -436,7 +438,7 @@ def test_the_gain_is_measured_on_rows_that_chose_no_share(configure, tmp_path):
         )
         valid = [task.score("valid", fusion.mix(rows, base, share)) for share in fusion.SHARES]
         gains.append(max(valid) - valid[-1])
-        honest.append(fusion.choose(task, rows, base_of(base)).gain)
+        honest.append(fusion.choose(setup.data, task, rows, base_of(base)).gain)
     assert sum(gains) > 0.05 and sum(honest) < sum(gains) / 2
 
 

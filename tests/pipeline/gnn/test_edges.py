@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.command import cli
 from parallel_epochs.pipeline.config import settings
-from parallel_epochs.pipeline.gnn.base import edges
+from parallel_epochs.pipeline.gnn.base import edges, folds
 from parallel_epochs.pipeline.gnn.base.fit import fit_base
 from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.config import NewDataConfig
@@ -220,6 +220,10 @@ def test_labels_of_other_edges_at_the_ends_are_those_counted_by_hand(tmp_path):
 @pytest.mark.slow
 def test_simple_methods_read_the_labels_of_the_target(folder):
     setup = opened(folder, LABEL, "data.split_by=source")
+    fold = folds.divide(Inputs(setup.data, setup.task), 0)
+    rows = (fold >= 0).nonzero().squeeze(1)
+    sources = find_ends(setup.data)[rows - setup.data.types.nodes_of("edge").start, 0]
+    assert (pd.Series(fold[rows]).groupby(sources.numpy()).nunique() == 1).all()
     scores = {
         name: fit_base(setup.data, setup.task, name).scores["test"]
         for name in ("mean", "target", "source")
@@ -236,7 +240,7 @@ def test_simple_methods_read_the_labels_of_the_target(folder):
 @pytest.mark.parametrize(
     ("keys", "columns"),
     [
-        ([LABEL], ["class", "probability_0", "probability_1"]),
+        ([LABEL, "data.metric=acc"], ["class", "probability_0", "probability_1"]),
         (["data.edges.label=rating", "train.label_input=0"], ["value_rating"]),
     ],
     ids=["classes", "values"],

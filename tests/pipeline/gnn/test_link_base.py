@@ -352,6 +352,10 @@ def test_the_simple_method_is_left_for_more_than_a_standard_error(mended, leaves
         torch.stack([network, simple], dim=1)[50:58], lambda scores: (scores > 0.45).double()
     )
     assert link_fusion.choose(few)[0] == 1
+    # All gains are of one of two sources.
+    columns, sources = torch.stack([network, simple], dim=1), torch.arange(100) // 50
+    of_two = Trial(columns, lambda scores: (scores > 0.45).double(), sources)
+    assert link_fusion.choose(of_two)[0] == 1
 
 
 def test_scores_are_divided_by_their_own_scales_and_mixed(monkeypatch):

@@ -908,6 +908,9 @@ def test_nodes_of_one_group_are_in_one_split(tmp_path):
         for mask in ("train_mask", "valid_mask", "test_mask")
     ]
     assert all(teams) and sum(map(len, teams)) == len(set.union(*teams)) == 9
+    of_team = [found.groups[team::9] for team in range(9)]
+    assert len({int(each[0]) for each in of_team}) == 9
+    assert all((each == each[0]).all() for each in of_team)
 
 
 @pytest.mark.parametrize(
