@@ -196,7 +196,7 @@ def test_labels_of_other_edges_at_the_ends_are_those_counted_by_hand(tmp_path):
     table = make_payments()
     table.loc[:28:7, "target"] = table.source[:29:7]  # loops, which are no reverse of their own
     write_payments(tmp_path, table)
-    setup = opened(tmp_path, LABEL)
+    setup = opened(tmp_path, LABEL, "data.metric=acc")
     inputs, own = Inputs(setup.data, setup.task), setup.data.types.nodes_of("edge")
     train = setup.data.train_mask[own.start :].numpy()
     found, mean = (

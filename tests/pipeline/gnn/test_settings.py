@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 import parallel_epochs as pe
 from parallel_epochs.pipeline.command import cli, schema
 from parallel_epochs.pipeline.config import write_config
+from parallel_epochs.pipeline.gnn import optimization
 from parallel_epochs.pipeline.gnn.base import settings
 from parallel_epochs.pipeline.gnn.kinds.base import MODELS
 from tests.helpers import building as build
@@ -25,6 +26,18 @@ TOY = [
     "train.patience=0",
     "task.base=none",
 ]
+
+
+def small_graph() -> Data:
+    edges = torch.randint(60, (2, 300), generator=torch.Generator().manual_seed(0))
+    return Data(
+        x=torch.randn(60, 4),
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        y=torch.arange(60) % 2,
+        train_mask=torch.arange(60) < 30,
+        val_mask=torch.arange(60) // 15 == 2,
+        test_mask=torch.arange(60) >= 45,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +114,8 @@ def test_two_ranks_choose_together_and_the_command_may_be_given_again(tmp_path):
 
 @pytest.mark.slow
 def test_python_takes_the_seconds_of_the_comparison(tmp_path):
-    edges = torch.randint(60, (2, 300), generator=torch.Generator().manual_seed(0))
-    data = Data(
-        x=torch.randn(60, 4),
-        edge_index=torch.cat([edges, edges.flip(0)], 1),
-        y=torch.arange(60) % 2,
-        train_mask=torch.arange(60) < 30,
-        val_mask=torch.arange(60) // 15 == 2,
-        test_mask=torch.arange(60) >= 45,
-    )
     result = pe.train(
-        data,
+        small_graph(),
         "data.components=all",
         model="auto",
         seconds=1e-6,
@@ -124,10 +128,43 @@ def test_python_takes_the_seconds_of_the_comparison(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "overrides, name, chooses",
+    [
+        ([], "deepergcn", True),
+        (["tune.seconds=3"], "auto", True),
+        (["tune.seconds=0"], "deepergcn", False),
+        (["model=deepergcn"], "deepergcn", False),
+        (["model.aggr=add"], "deepergcn", False),
+        (["+experiment=digits"], "deepergcn", False),
+        (["train.epochs=3"], "deepergcn", False),
+    ],
+)
+def test_a_model_that_is_named_is_compared_with_no_other(overrides, name, chooses):
+    config = cli.compose_config(overrides)
+    assert (config.model.name, config.chooses_model) == (name, chooses)
+
+
+@pytest.mark.parametrize("most_edges, compared", [(1000, True), (100, False)])
+def test_networks_are_compared_on_a_small_graph(most_edges, compared, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "MOST_EDGES", most_edges)
+    monkeypatch.setattr(settings, "EPOCHS", 1)
+    monkeypatch.setattr(optimization, "MOST_EPOCHS", 1)
+    path = tmp_path / "graph.pt"
+    torch.save(small_graph(), path)
+    keys = ["data=file", f"data.path={path}", f"cache_dir={tmp_path / 'cache'}", "task.base=none"]
+    summary = train(cli.compose_config([*keys, "data.components=all"]), tmp_path / "run")
+    found = {trial["setting"] for trial in summary.get("trials", [])}
+    assert found == ({"deepergcn", "sums", "dropout", "gcn"} if compared else set())
+    saved = schema.load(tmp_path / "run" / "config.yaml")
+    assert saved.chooses_model != compared
+    if compared and saved.model.name == "pyg":
+        assert saved.model.num_layers == MODELS["gcn"]["num_layers"]
+
+
+@pytest.mark.parametrize(
     "overrides, message",
     [
-        (["tune.seconds=-1"], "tune.seconds must be more than 0, not -1"),
-        (["tune.seconds=0"], "tune.seconds must be more than 0, not 0"),
+        (["tune.seconds=-1"], "tune.seconds must be at least 0, not -1"),
         (["model.conv=GCNConv"], "model.conv is a key of model=pyg alone"),
         (
             ["data.components=separate"],
