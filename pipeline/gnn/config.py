@@ -363,7 +363,7 @@ class GNNTrainConfig(TrainConfig):
     epochs: keys.Number = key(
         200,
         "Number of passes over the graph, summed over the ranks. auto: about 10,000 steps, "
-        "in 8 to 200 epochs.",
+        "in 8 to 500 epochs.",
         minimum=1,
         changes_numbers=False,
         may_be_auto=True,
@@ -491,8 +491,9 @@ class TuneConfig:
     seconds: Any = key(
         keys.AUTO,
         "Number of seconds in which models are compared by validation. The best one is then "
-        "trained as the other keys say. 0: none are compared. auto: 600 for model=auto; 60 where neither a model, a "
-        "key of it, a number of epochs nor an experiment is named and the graph has at most 100,000 edges; otherwise 0.",
+        "trained as the other keys say. 0: none are compared. auto: 600 for model=auto, and where neither a "
+        "model, a key of it, a number of epochs nor an experiment is named and the graph has at most 100,000 edges; "
+        "otherwise 0.",
         minimum=0.0,
         may_be_auto=True,
         changes_numbers=False,
@@ -642,17 +643,21 @@ class GNNConfig(RunConfig):
         """Return the configuration with another model, of as many channels, and layers unless they are an option.
 
         Args:
-            options: keys of the model, its name among them. Its number of layers gives way to one that is not usual.
+            options: keys of the model, its name among them, and the learning rate that fits it. Numbers of layers and
+                learning rates give way to those that are not usual.
         """
-        layers = {"num_layers": self.model.num_layers}
-        is_usual = self.model.num_layers == type(self.model)().num_layers
-        options = layers | options if is_usual else options | layers
-        return replace(
-            self,
-            model=MODEL_SCHEMAS[options["name"]](
-                hidden_channels=self.model.hidden_channels, **options
-            ),
+        own, usual = {"num_layers": self.model.num_layers}, type(self.model)().num_layers
+        lr = (
+            self.train.lr
+            if self.train.lr != GNNTrainConfig().lr
+            else options.get("lr", self.train.lr)
         )
+        options = own | options if self.model.num_layers == usual else options | own
+        options = {name: value for name, value in options.items() if name != "lr"}
+        model = MODEL_SCHEMAS[options["name"]](
+            hidden_channels=self.model.hidden_channels, **options
+        )
+        return replace(self, model=model, train=replace(self.train, lr=lr))
 
     def read_as(self, named: Collection[str]) -> "GNNConfig":
         """Return the configuration as it is meant: a model that is named is compared with no other one.

@@ -24,7 +24,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 # train.epochs=auto chooses about so many steps, and epochs in this range.
-STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 10_000, 8, 200
+STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 10_000, 8, 500
 
 
 def settle(setup: Setup) -> dict[str, float]:

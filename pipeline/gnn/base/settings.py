@@ -14,11 +14,10 @@ from parallel_epochs.pipeline.run.trials import Trials
 log = logging.getLogger(__name__)
 
 FOLDER = "setting_"
-# Where nobody names a model: the largest graph, the models, the seconds and the epochs of a comparison.
-MOST_EDGES, SECONDS, EPOCHS = 100_000, 60.0, 60
+# Where nobody names a model: the largest graph, the models and the epochs of a comparison.
+MOST_EDGES, EPOCHS = 100_000, 60
 USUAL = ("deepergcn", "sums", "dropout", "gcn", "rgcn", "hgt")
-# Where model=auto asks for one.
-LONG = 600.0
+SECONDS = 600.0
 
 
 def models_of(first: Setup) -> dict[str, dict]:
@@ -50,7 +49,7 @@ def choose(
     first = opened.parts[0]
     assert isinstance(first, Setup)
     config, models, most = first.config, models_of(first), first.config.train.epochs
-    seconds = config.tune.seconds
+    seconds = SECONDS if config.tune.seconds == keys.AUTO else config.tune.seconds
     if opened.config.model.name != keys.AUTO:
         is_small = (
             first.kind.is_one_graph and first.kind.has_labels and first.data.num_edges <= MOST_EDGES
@@ -58,14 +57,12 @@ def choose(
         if len(opened.parts) > 1 or not is_small:
             return opened
         models = {name: options for name, options in models.items() if name in USUAL}
-        seconds, most = SECONDS, min(most, EPOCHS)
+        most = min(most, EPOCHS)
         log.info(
-            "model: comparing %d networks by validation, for at most %g seconds (tune.seconds=0 trains DeeperGCN at once)",
-            len(models),
-            seconds,
+            "model: comparing %s by validation for %d epochs each (tune.seconds=0 trains DeeperGCN at once)",
+            ", ".join(models),
+            most,
         )
-    elif seconds == keys.AUTO:
-        seconds = LONG
 
     def setup_of(name: str, changes: dict) -> Setup:
         return Setup(

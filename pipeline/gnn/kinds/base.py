@@ -49,8 +49,10 @@ MODELS: dict[str, dict] = {
         "conv": "GCNConv",
         "root_weight": True,
         "norm": "batch",
+        "residual": False,
         "dropout": 0.2,
         "num_layers": 12,
+        "lr": 0.01,
     },
     "gatv2": {"name": "pyg", "conv": "GATv2Conv", "kwargs": {"heads": 4}},
 }
