@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.architecture import (
+    arrows_between,
     draw,
     imports_of,
     modules,
     numbers,
-    rooms,
     sort_downwards,
     tree_of,
 )
@@ -20,12 +20,8 @@ MOST_IMPORTS = 25
 LIMITS = {
     "rooms": 36,
     "imports between rooms": 143,
-    "rooms in models/": 11,
-    "imports between rooms of models/": 27,
-    "modules that import a configuration dataclass": 62,
     "comparisons of a component's name": 10,
     "lines of gnn/ that ask for the kind of graph": 25,
-    "lines with config: Any": 0,
     "lines with : Any": 65,
     "imports inside gnn/": 101,
     "imports inside data/tables/": 50,
@@ -33,13 +29,10 @@ LIMITS = {
     "build_trainer from setup, stays": 44,
     "a typed table from config, stays": 139,
     "predict from run, stays": 274,
-    "build_trainer from setup, files": 24,
-    "a typed table from config, files": 34,
-    "predict from run, files": 100,
     "keys": 276,
     "messages that refuse a combination of keys": 97,
-    "product tokens": 445_400,
-    "test tokens": 397_400,
+    "product tokens": 446_180,
+    "test tokens": 397_940,
 }
 # They read the source of this or of an installed package, or what the system says of a process.
 OWN_FILES = {"pipeline.api", "pipeline.gnn.config"}
@@ -56,9 +49,7 @@ def test_the_numbers_stay_within_their_limits():
 
 
 def test_the_rooms_of_models_form_no_circle():
-    assert sort_downwards(
-        {room: others & rooms("models").keys() for room, others in rooms("models").items()}
-    )
+    assert sort_downwards(arrows_between(lambda name: ".".join(name.split(".")[:2]), "models."))
 
 
 def test_modules_have_few_imports():

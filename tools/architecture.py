@@ -13,7 +13,6 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -114,17 +113,12 @@ def _names_imported(path: Path) -> frozenset[str]:
     )
 
 
-def room_of(module: str, package: str = "pipeline") -> str:
-    """Name the room of a module: models/, scripts/, tools/, pipeline/run/, or a file of pipeline/ by itself.
-
-    Args:
-        package: whose folders and files are rooms; any other package is one room.
-    """
-    parts = module.split(".")
-    if parts[0] != package or len(parts) == 1:
-        return f"{parts[0]}/"
-    is_folder = (ROOT / package / parts[1]).is_dir()
-    return f"{package}/{parts[1]}" + ("/" if is_folder else ".py")
+def room_of(module: str) -> str:
+    """Name the room of a module: models/, scripts/, tools/, pipeline/run/, or a file of pipeline/ by itself."""
+    package, *parts = module.split(".")
+    if package != "pipeline" or not parts:
+        return f"{package}/"
+    return f"pipeline/{parts[0]}" + ("/" if (ROOT / package / parts[0]).is_dir() else ".py")
 
 
 def arrows_between(group_of: Callable[[str], str], within: str = "") -> dict[str, set[str]]:
@@ -141,10 +135,10 @@ def arrows_between(group_of: Callable[[str], str], within: str = "") -> dict[str
     return arrows
 
 
-def rooms(package: str = "pipeline") -> dict[str, set[str]]:
+def rooms() -> dict[str, set[str]]:
     """Return every room with those that it imports."""
-    arrows = arrows_between(partial(room_of, package=package))
-    arrows.pop(f"{package}/", None)  # a docstring, and the names that it exports
+    arrows = arrows_between(room_of)
+    arrows.pop("pipeline/", None)  # a docstring, and the names that it exports
     return arrows
 
 
@@ -152,12 +146,7 @@ def numbers() -> dict[str, int]:
     """Count what makes the code hard to change."""
     from tools.keys import write_page  # imports the whole configuration
 
-    arrows, of_models = rooms(), rooms("models")
-    models = {
-        room: others & of_models.keys()
-        for room, others in of_models.items()
-        if room.startswith("models/")
-    }
+    arrows = rooms()
     pipeline = {name: path for name, path in modules().items() if name.startswith("pipeline")}
     trees = {name: tree_of(path) for name, path in pipeline.items()}
     lines = [
@@ -171,11 +160,6 @@ def numbers() -> dict[str, int]:
     return {
         "rooms": len(arrows),
         "imports between rooms": sum(map(len, arrows.values())),
-        "rooms in models/": len(models),
-        "imports between rooms of models/": sum(map(len, models.values())),
-        "modules that import a configuration dataclass": sum(
-            map(_imports_configuration, trees.values())
-        ),
         "comparisons of a component's name": sum(
             len(list(_comparisons(tree))) for tree in trees.values()
         ),
@@ -184,18 +168,11 @@ def numbers() -> dict[str, int]:
             for name, line in lines
             if name.startswith("pipeline.gnn") and not name.startswith(OWN_KINDS)
         ),
-        "lines with config: Any": sum(
-            bool(re.search(r"\bconfig: Any\b", line)) for _, line in lines
-        ),
         "lines with : Any": sum(bool(re.search(r": Any\b", line)) for _, line in lines),
         "imports inside gnn/": sum(map(len, gnn.values())),
         "imports inside data/tables/": sum(map(len, tables.values())),
         "modules of data/tables/ in a circle": len(find_circle(tables)),
         **{f"{what}, stays": len(stays(trees, *where)) for what, where in FOLLOWED.items()},
-        **{
-            f"{what}, files": len({stay.partition(":")[0] for stay in stays(trees, *where)})
-            for what, where in FOLLOWED.items()
-        },
         "keys": len(set(keys)),
         "messages that refuse a combination of keys": sum(map(_refusals, trees.values())),
         "product tokens": _count_tokens(*PACKAGES, "parallel_epochs", "setup.py"),
@@ -353,15 +330,6 @@ def _count_tokens(*packages: str) -> int:
         for path in paths
         if path.exists()
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
-    )
-
-
-def _imports_configuration(tree: ast.Module) -> bool:
-    return any(
-        alias.name.endswith("Config") and node.module.startswith("parallel_epochs.")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
     )
 
 

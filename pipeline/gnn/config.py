@@ -361,7 +361,7 @@ class GNNTrainConfig(TrainConfig):
     """How the model is trained."""
 
     epochs: keys.Number = key(
-        200,
+        500,
         "Number of passes over the graph, summed over the ranks. auto: about 10,000 steps, "
         "in 8 to 500 epochs.",
         minimum=1,

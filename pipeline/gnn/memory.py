@@ -161,19 +161,13 @@ def report(setup: Setup) -> None:
     """Say what a rank will hold, where it can be told: of batches of clusters, with labels of nodes."""
     if not is_known(setup):
         return
-    num_parts, limit = setup.config.partition.num_clusters, machine_of(setup.config).budget
-    found = measure(setup)
-    total, whole = found.total(num_parts), found.total(1)
+    limit = machine_of(setup.config).budget
+    total = measure(setup).total(setup.config.partition.num_clusters)
     log.info("memory: about %s a rank", format_bytes(total))
     if total > limit:
         log.warning(
             "memory: this exceeds the %s that a rank may use: raise partition.num_parts, or set it to auto",
             format_bytes(limit),
-        )
-    elif num_parts > found.clusters_per_step and whole <= limit:
-        log.info(
-            "memory: the whole graph fits too, with about %s a rank: partition=whole cuts no edges",
-            format_bytes(whole),
         )
 
 

@@ -4,6 +4,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from sklearn import ensemble
 from sklearn.base import BaseEstimator
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from parallel_epochs.pipeline.gnn.base.edges import are_edges, columns_of_ends, labels_of_ends
@@ -153,7 +155,9 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
     inputs.follow(fitted)
     labels, own = inputs.labels, columns_of(inputs, known, fitted["parts"])
     chosen = slice(None) if asked is None else asked[inputs.own]
-    rows = torch.from_numpy(fitted.get(QUICK, partial(evaluate, fitted))(own[chosen].numpy()))
+    with threadpool_limits(1, "openmp"):
+        found = fitted.get(QUICK, partial(evaluate, fitted))(own[chosen].numpy())
+    rows = torch.from_numpy(found)
     if fitted["is_boosted"] and not labels.are_values:
         rows = rows.softmax(1) if labels.are_classes else rows.sigmoid()
     return inputs.among_all(rows.float(), fitted["mean"], chosen)
@@ -316,24 +320,30 @@ def fit_boosted(
     labels, (x, y), trees = inputs.labels, _rows_of(inputs, parts, seed, known, most), Trees()
     start = torch.full((y.size(1),), ABSENT if labels.are_classes else 0.0)
     columns = [y.argmax(1).float()] if labels.are_classes else y.unbind(1)
-    models = list[tuple[np.ndarray, BaseEstimator]]()
-    for column, target in enumerate(columns):
-        has = ~target.isnan()
-        values = target[has].numpy()
-        kinds, counts = np.unique(values, return_counts=True)
-        if len(kinds) < 2:
-            start[int(kinds[0]) if labels.are_classes else column] = _constant(labels, kinds)
-            continue
-        make = (
-            ensemble.HistGradientBoostingRegressor
-            if labels.are_values
-            else ensemble.HistGradientBoostingClassifier
-        )
-        stops = len(values) >= LEAST_TO_STOP and (
-            labels.are_values or counts.min() > 1 and SPARED * len(values) >= len(kinds)
-        )
-        model = _fit(
-            make(
+    models, waiting = (
+        list[tuple[np.ndarray, BaseEstimator]](),
+        list[tuple[int, np.ndarray, Future]](),
+    )
+    # A thread for each label: several within a fit wait for each other.
+    with ThreadPoolExecutor(
+        torch.get_num_threads(), initializer=threadpool_limits, initargs=(1, "openmp")
+    ) as pool:
+        for column, target in enumerate(columns):
+            has = ~target.isnan()
+            values = target[has].numpy()
+            kinds, counts = np.unique(values, return_counts=True)
+            if len(kinds) < 2:
+                start[int(kinds[0]) if labels.are_classes else column] = _constant(labels, kinds)
+                continue
+            make = (
+                ensemble.HistGradientBoostingRegressor
+                if labels.are_values
+                else ensemble.HistGradientBoostingClassifier
+            )
+            stops = len(values) >= LEAST_TO_STOP and (
+                labels.are_values or counts.min() > 1 and SPARED * len(values) >= len(kinds)
+            )
+            model = make(
                 max_iter=num_rounds,
                 random_state=seed,
                 early_stopping=stops,
@@ -341,10 +351,10 @@ def fit_boosted(
                 validation_fraction=SPARED,
                 max_bins=NUM_BINS,
                 learning_rate=next((RATES[few] for few in RATES if num_rounds < few), LAST_RATE),
-            ),
-            x[has.numpy()],
-            values,
-        )
+            )
+            waiting.append((column, kinds, pool.submit(model.fit, x[has.numpy()], values)))
+    for column, kinds, fitted in waiting:
+        model = fitted.result()
         # With two classes there is one tree a round, which tells the second from the first.
         model._baseline_prediction = model._baseline_prediction.astype(np.float32).astype(
             np.float64
