@@ -212,19 +212,21 @@ def _choose_metric(source: Source, table: NodeTable, columns: list[str]) -> str:
         f"SELECT label{place} AS label FROM nodes" for place in range(len(columns))
     )
     number = "TRY_CAST(label AS DOUBLE)"
-    texts, fractions, others, mean = source.db.execute(
+    binary = cast_label("label")
+    texts, fractions, others, odd, mean = source.db.execute(
         f"SELECT count(*) FILTER ({number} IS NULL), count(*) FILTER ({number} <> floor({number})), "
-        f"count(*) FILTER ({number} NOT IN (0, 1)), avg({number}) FROM ({cells}) WHERE label IS NOT NULL"
+        f"count(*) FILTER ({number} NOT IN (0, 1)), count(*) FILTER (coalesce({binary}, 2) NOT IN (0, 1)), "
+        f"avg({binary}) FROM ({cells}) WHERE label IS NOT NULL"
     )[0]
     if len(columns) > 1:
         return "rmse" if fractions or others else "rocauc"
     if fractions and not texts:
         return "rmse"
-    if texts or others or mean is None or not 0 < (share := min(mean, 1 - mean)) < RARE:
+    if odd or mean is None or not 0 < (share := min(mean, 1 - mean)) < RARE:
         return "acc"
     log.info(
-        "%s: column %s has the rarer of 0 and 1 in %s of its labels, so the metric is rocauc. data.metric=acc counts "
-        "right answers instead",
+        "%s: the rarer label of column %s has a share of %s, so the metric is rocauc. data.metric=acc counts right "
+        "answers instead",
         source.name,
         columns[0],
         f"{share:.1%}",

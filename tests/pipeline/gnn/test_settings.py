@@ -133,7 +133,6 @@ def test_python_takes_the_seconds_of_the_comparison(tmp_path):
         ([], "deepergcn", True),
         (["tune.seconds=3"], "auto", True),
         (["tune.seconds=0"], "deepergcn", False),
-        (["model=deepergcn"], "deepergcn", False),
         (["model.aggr=add"], "deepergcn", False),
         (["+experiment=digits"], "deepergcn", False),
         (["train.epochs=3"], "deepergcn", False),

@@ -594,9 +594,10 @@ def test_kinds_of_labels(tmp_path, rows, columns, metric, y):
     assert data.out_channels == (3 if metric == "acc" else len(names))
 
 
-@pytest.mark.parametrize("number_of_ones, metric", [(2, "rocauc"), (7, "rocauc"), (3, "acc")])
-def test_rare_labels_are_measured_by_their_order(tmp_path, number_of_ones, metric):
-    rows = [f"n{i},{int(i < number_of_ones)},{'train' if i % 2 else 'val'}" for i in range(9)]
+@pytest.mark.parametrize("labels", ["01", ("no", "yes")])
+@pytest.mark.parametrize("number_of_ones, metric", [(7, "rocauc"), (3, "acc")])
+def test_rare_labels_are_measured_by_their_order(tmp_path, labels, number_of_ones, metric):
+    rows = [f"n{i},{labels[i < number_of_ones]},{'train' if i % 2 else 'val'}" for i in range(9)]
     nodes = {"path": "nodes.csv", "split_column": "split", "label": "a"}
     config = small(
         tmp_path, "\n".join(["id,a,split", *rows, ""]), "source,target,p\nn0,n1,1\n", nodes
