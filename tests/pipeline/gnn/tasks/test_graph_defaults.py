@@ -40,7 +40,7 @@ def test_graphs_are_learned_by_gated_gcn_and_other_models_keep_their_keys(config
     assert (config.train.schedule, config.train.optimizer) == ("cosine", "adamw")
     other = configure(*overrides, "model=deepergcn", "train.lr=0.01", "data.random_walk=null")
     assert (other.model.name, other.train.lr, other.data.random_walk) == ("deepergcn", 0.01, None)
-    assert configure("data=digits").train.epochs == 200 and configure("data=digits").train.ema == 0
+    assert configure("data=digits").train.epochs == 500 and configure("data=digits").train.ema == 0
 
 
 def test_the_experiments_of_earlier_versions_keep_their_recipes(configure):
@@ -67,7 +67,7 @@ def test_the_experiments_of_earlier_versions_keep_their_recipes(configure):
 
 @pytest.mark.parametrize(
     "num_batches, epochs, ema",
-    [(1, 200, 0.9), (100, 100, 0.99), (1029, 9, 0.999), (5000, 8, 0.999)],
+    [(1, 500, 0.9), (100, 100, 0.99), (1029, 9, 0.999), (5000, 8, 0.999)],
 )
 def test_epochs_warm_up_and_average_follow_the_batches(
     num_batches, epochs, ema, configure, overrides
