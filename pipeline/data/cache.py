@@ -394,6 +394,8 @@ def keep_component(
     )
     component.on_disk = data.on_disk
     component.update({key: data[key] for key in (TEXT_SCORES,) if key in data})
+    if "groups" in data:
+        component.groups = data.groups[nodes]
     if TERMS[0] in data:
         own = data.types.nodes_of(str(data.types.labelled))
         component.update(

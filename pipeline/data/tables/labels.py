@@ -71,7 +71,7 @@ class Labels:
     masks: list[Tensor]
     out_channels: int
     names: dict[str, Tensor] = field(default_factory=dict)
-    groups: Tensor | None = None
+    groups: np.ndarray | None = None
 
 
 def read(
@@ -106,8 +106,7 @@ def read(
         none = torch.zeros(num_nodes, dtype=torch.bool)
         labels.masks = [torch.from_numpy(labelled), none, none.clone()]
     else:
-        labels.masks, groups = _split(labelled, source, config, table)
-        labels.groups = None if groups is None else torch.from_numpy(groups)
+        labels.masks, labels.groups = _split(labelled, source, config, table)
         check_splits(torch.stack(labels.masks), "node")
         notes = [f"{int(mask.sum()):,} for {split}" for mask, split in zip(labels.masks, SPLITS)]
     if missing := int(num_nodes - labelled.sum()):
@@ -179,9 +178,9 @@ def write(
     for name, value in labels.names.items():
         writer.put(name, value)
     if labels.groups is not None:
-        groups = torch.full((num_nodes,), -1)
+        groups = np.full(num_nodes, -1)
         groups[first_node : first_node + own] = labels.groups
-        writer.put("groups", groups)
+        writer.put("groups", torch.from_numpy(groups))
     if writer.has("y"):
         return
     classes = labels.metric in CLASS_METRICS
