@@ -150,7 +150,8 @@ def resolve(
     config = _with_chosen(config, saved)
     # The values that were to be chosen when the run began are chosen, and keys of later versions had no other value.
     values = {entry.name: entry.value for entry in keys.entries(saved)}
-    given = (named | shared.changed_keys(config)) - {"resume"}
+    # A command that names a number of epochs changes tune.seconds.
+    given = (named | shared.changed_keys(config) - {"tune.seconds"}) - {"resume"}
     config = keys.replaced(
         config,
         {
