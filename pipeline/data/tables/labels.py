@@ -290,11 +290,11 @@ def _split(
 ) -> tuple[list[Tensor], np.ndarray | None]:
     """Divide the nodes with a label, bool [num_nodes], into masks for training, validation and test.
 
-    Returns:
-        The masks, and the number of each node's group, int64 [num_nodes], if the table names groups.
-
     Rows of a label table of one time stay in one split. So do, at random, edges with labels between the same two nodes
     that are there in both directions.
+
+    Returns:
+        The masks, and the number of each node's group, int64 [num_nodes], if the table names groups.
 
     Raises:
         ValueError: a cell names no split, there are too few times, or nothing is left for training or validation.
