@@ -43,14 +43,6 @@ def plain_edges(edge_index: Tensor) -> Tensor:
     return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
 
-def tensors_of(value: Tensor) -> list[Tensor]:
-    """Return the plain tensors that a tensor consists of: several where it is an ``EdgeIndex``."""
-    if not isinstance(value, EdgeIndex):
-        return [value]
-    kept = value._indptr, value._T_perm, value._T_indptr, *value._T_index
-    return [value.as_tensor(), *(tensor for tensor in kept if tensor is not None)]
-
-
 def for_pyg(edge_index: Tensor | SparseTensor) -> Tensor | SparseTensor:
     """Return edges as PyG's own layers need them: int64, with the sorted orders that they have.
 

@@ -143,13 +143,6 @@ class RunConfig:
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule({"parallel.name": ("single",)}, "parallel.num_ranks", (1,), "it is one process"),
-        *(
-            Rule({"data.device": ("cuda",)}, name, allowed, why)
-            for name, allowed, why in (
-                ("trainer.name", ("gnn",), "other trainers make no batches of a graph"),
-                ("data.on_disk", (False,), "a graph on the disk is read by the CPU"),
-            )
-        ),
     )
 
     name: str = key("default", "Name of the experiment.")

@@ -7,16 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
 import torch
 
-from parallel_epochs.models.edge_index import tensors_of
-from parallel_epochs.pipeline.graph.resident import put_on
-from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.scripts.bench.convs import CASES
-from tests.helpers.building import open_graph
 from tests.helpers.running import ROOT, TOY
 from tests.helpers.triton_process import run_cases
 
@@ -128,61 +123,6 @@ def test_torchrun_starts_a_rank_on_its_gpu(trained, tmp_path):
         f"hydra.run.dir={folder}",
     )
     assert summary(folder)["weights_sha256"] == summary(trained)["weights_sha256"]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["partition.num_parts=3"],
-        ["partition=metis", "partition.num_parts=3"],
-        ["partition=whole"],
-        ["loader=neighbor", "loader.batch_size=40", "loader.num_neighbors=[4,-1]"],
-    ],
-)
-def test_batches_of_the_gpu_have_the_bits_of_the_cpu(overrides, configure):
-    """The other loaders are compared on a pretended device, in tests/pipeline/gnn/loaders/test_on_device.py."""
-
-    def batches_of(put):
-        loader = open_graph(configure(*TOY, *overrides)).parts[0].loader
-        if put is not None:
-            loader.place(put)
-        return [batch.to("cpu") for round_ in range(2) for batch in loader.batches(round_, Share())]
-
-    ours = batches_of(partial(put_on, device=torch.device("cuda")))
-    for batch, other in zip(ours, batches_of(None), strict=True):
-        for key, value in other.to_dict().items():
-            if isinstance(value, torch.Tensor):
-                for a, b in zip(tensors_of(batch[key]), tensors_of(value), strict=True):
-                    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["partition.num_parts=3"],
-        [
-            "loader=neighbor",
-            "loader.batch_size=40",
-            "loader.num_neighbors=[4,4]",
-            "evaluation=neighbor",
-        ],
-    ],
-)
-def test_a_run_ends_with_the_same_weights_wherever_its_graph_lies(overrides, tmp_path):
-    for name in ("cpu", "cuda"):
-        output = run(
-            "pipeline.train",
-            *TOY,
-            *overrides,
-            f"data.device={name}",
-            f"hydra.run.dir={tmp_path / name}",
-        )
-        assert name == "cpu" or "data.device=cuda: the GPU makes the batches" in output
-    ours, expected = (summary(tmp_path / name) for name in ("cuda", "cpu"))
-    assert (
-        ours["weights_sha256"] == expected["weights_sha256"]
-        and ours["best_valid"] == expected["best_valid"]
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ LAST_VERSION = "0.6.0"
 KEYS: dict[str, tuple] = {
     "baselines.seconds": (),
     "data.dangling": ("drop",),
+    "data.device": (),
     "data.min_component_size": (100,),
     "data.nodes.char_lengths": ([2, 4],),
     "data.nodes.log_label": (False,),

@@ -79,14 +79,6 @@ class DataConfig:
         before="all",
         when={"task.name": ("link",)},
     )
-    device: str = key(
-        "cpu",
-        "Experimental: where the graph lies while batches are made. cuda: on the GPU, which makes "
-        "them. cpu: in the machine's memory. auto: on the GPU if it fits beside the model.",
-        choices=("auto", "cpu", "cuda"),
-        changes_numbers=False,
-        when={"trainer.name": ("gnn",)},
-    )
     on_disk: bool = key(
         False,
         "Leave the graph in files and read it once per epoch, block by block (for graphs larger "

@@ -12,8 +12,9 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.cache import keep_component
 from parallel_epochs.pipeline.data.column_names import describe_inputs
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.gnn import estimate, memory, placement
+from parallel_epochs.pipeline.gnn import estimate, memory
 from parallel_epochs.pipeline.gnn.base import bases
+from parallel_epochs.pipeline.gnn.base.label_scores import report_limit
 from parallel_epochs.pipeline.gnn.components import find_or_read
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.features import refuse_sparse_modules, visible
@@ -72,13 +73,7 @@ def check(config: GNNConfig) -> None:
             raise ValueError(f"{key}.name={name} is unknown; choose one of {', '.join(members)}")
     config = config.representative
     kind_of(config).check()
-    machine = estimate.machine_of(config)
-    if config.data.device == "cuda" and not machine.on_gpu:
-        raise ValueError(
-            f"data.device={config.data.device} needs a GPU that trains; this run has device="
-            f"{config.device}{'' if config.device == 'cpu' else ', and torch sees no GPU here'}. Leave it "
-            "out"
-        )
+    estimate.machine_of(config)  # reads memory=
     if hasattr(config.model, "path"):  # a class of the user's
         check_class(config)
         return
@@ -209,7 +204,6 @@ def build_trainer(
     schedule = build_schedule(config, loader.num_batches, ranks)
     # Compiled and kept here, on first use, rather than in the middle of the first step.
     pulse.beat("preparing the batches", pulse.State.LONG)
-    placement.place(setup, trains=True)
     with ranks.first_then_others():
         loader.prepare()
         kernel = name_kernel(config, setup.kind.encoder(setup.model), device)
@@ -241,6 +235,14 @@ def build_trainer(
     _describe_model(setup, trainer.about.num_parameters)
     log.info("%s%s", schedule, decay)
     return trainer
+
+
+def report(setup: Setup) -> None:
+    """Log the memory that a rank will take, where it is known beforehand, and what the run will not record."""
+    memory.report(setup)
+    report_limit(setup)
+    if loss := str(getattr(setup.task, "label_loss", None) or ""):
+        log.info("loss: %s", loss)
 
 
 def _describe_model(setup: Setup, num_parameters: int) -> None:

@@ -54,20 +54,17 @@ Views = tuple[int, Callable[[int, int, Iterable[int]], Iterator[Data]]]
 class Loader(Protocol):
     """Batches that are a pure function of the seed, the round and the share.
 
-    Batches are made from `graph`: the data, or after `place` a copy of it on another device. `prepare` leaves what
-    other processes of the machine will find, before any of them needs it. `draw` draws what a share is a part of, the
-    same for all ranks that share it. `measure` says in the log what was drawn, and returns a record of it under its
-    kind. `views` makes the batches that predict every row, from a number of clusters and a seed; it is none where the
-    batches are others.
+    `prepare` leaves what other processes of the machine will find, before any of them needs it. `draw` draws what a
+    share is a part of, the same for all ranks that share it. `measure` says in the log what was drawn, and returns a
+    record of it under its kind. `views` makes the batches that predict every row, from a number of clusters and a seed;
+    it is none where the batches are others.
     """
 
     data: Data
-    graph: Data
     device: torch.device
 
     @property
     def num_batches(self) -> int: ...
-    def place(self, put: Callable[[Data], Data]) -> None: ...
     def prepare(self) -> None: ...
     def draw(self, round_: int, share: Share) -> Any: ...
     def measure(self, drawn: Any, seconds: float) -> dict[str, dict]: ...

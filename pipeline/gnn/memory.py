@@ -27,11 +27,10 @@ from parallel_epochs.pipeline.gnn.estimate import (
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.graph import resident
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.graph.partition import whole_partition
 from parallel_epochs.pipeline.graph.stream import waiting_bytes
-from parallel_epochs.pipeline.graph.subgraph import BLOCK_EDGES as DRAWN_AT_ONCE, attach_nodes
+from parallel_epochs.pipeline.graph.subgraph import attach_nodes
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.allocations import Allocations
 from parallel_epochs.pipeline.run.memory import format_bytes, resident_bytes
@@ -46,8 +45,6 @@ MOST_WHOLE_EDGES, NUM_PARTS = 1 << 18, 4
 PREFETCH = 2
 # Bytes of a node of the graph for a partition while it is drawn, on top of those of a step and an evaluation.
 BYTES_PER_NODE_DRAWN = 32
-# Bytes of an edge that is looked at while a batch is made on a GPU.
-BYTES_PER_EDGE_DRAWN = 40
 # Bytes that a CPU's allocator takes for each that is asked of it: what lies between blocks of other sizes (measured).
 ALLOCATED = 1.1
 
@@ -86,7 +83,6 @@ class Footprint:
         is_random: whether a cluster is a random choice of nodes.
         held: batches that are held at a time.
         waiting: of a graph on disk: what waits in memory for the clusters to come, by the number of their edges.
-        drawing: what making a batch on a GPU holds at most.
     """
 
     num_nodes: int
@@ -101,7 +97,6 @@ class Footprint:
     is_random: bool
     held: int
     waiting: Callable[[float], float] | None = None
-    drawing: float = 0.0
 
     def batch_size(self, num_parts: int) -> tuple[float, float]:
         """Return the nodes and edges of a batch: the mean of random clusters, at most of others."""
@@ -116,7 +111,7 @@ class Footprint:
         held = 1 if size[0] == self.num_nodes else self.held
         to_come = size[1] * self.num_nodes / size[0]
         waiting = 0 if self.waiting is None else self.waiting(to_come)
-        given = self.process + self.graph + waiting + self.drawing + self.state
+        given = self.process + self.graph + waiting + self.state
         return given + held * self.batch(*size) + max(self.step(*size), self.evaluation)
 
 
@@ -218,8 +213,7 @@ def measure(setup: Setup) -> Footprint:
             * (12 if config.features.optimizer == "sparse_adam" else 4)
         )
     on_disk = on_cpu and data.on_disk
-    draws = not on_cpu and not data.on_disk and config.data.device != "cpu"  # on the GPU
-    graph = bytes_of(data) if on_cpu and not on_disk else _bytes_on_gpu(setup) if draws else 0
+    graph = bytes_of(data) if on_cpu and not on_disk else 0
     return Footprint(
         num_nodes,
         num_edges,
@@ -230,21 +224,12 @@ def measure(setup: Setup) -> Footprint:
         if on_cpu
         else 0,
         graph=graph,
-        drawing=BYTES_PER_EDGE_DRAWN * min(num_edges, DRAWN_AT_ONCE) if draws else 0,
         clusters_per_step=config.partition.clusters_per_step,
         is_random=config.partition.is_random,
-        held=PREFETCH + 2 if on_cpu or draws else 1,
+        held=PREFETCH + 2 if on_cpu else 1,
         waiting=partial(waiting_bytes, data) if on_disk else None,
-        evaluation=_evaluation(setup, evaluation, batch, 0 if on_cpu else bytes_of(data) - graph),
+        evaluation=_evaluation(setup, evaluation, batch, 0 if on_cpu else bytes_of(data)),
     )
-
-
-def _bytes_on_gpu(setup: Setup) -> float:
-    """Return the bytes of a graph that lies on the GPU; before that is decided, if it takes at most half of it."""
-    if setup.put is not None:
-        return setup.bytes_on_gpu
-    size = resident.bytes_of(setup.data)
-    return size if size <= machine_of(setup.config).budget / 2 else 0
 
 
 def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> float:

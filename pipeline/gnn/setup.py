@@ -1,7 +1,6 @@
 """Sets up what is trained on one graph."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,14 +29,10 @@ class Setup(Part[GNNConfig]):
     Attributes:
         base: the simple method that the run begins at; none without one.
         bare: the graph without columns of the simple method; none where that is `data`.
-        put: copies a graph to where the batches are made; none where that is the CPU.
-        bytes_on_gpu: bytes of what it copies to a GPU.
     """
 
     base: Base | None = None
     bare: Graph | None = None
-    put: Callable[[Data], Data] | None = None
-    bytes_on_gpu: int = 0
 
     @property
     def kind(self) -> Kind:

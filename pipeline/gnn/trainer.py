@@ -112,10 +112,8 @@ class GNNTrainer:
         self.rows: Tensor | None = None
 
     def close(self) -> None:
-        """End the thread that makes the batches, and leave the device to the next training."""
+        """End the thread that makes the batches."""
         self._exit.close()
-        if self.loader.graph is not self.loader.data:
-            self.loader.place(lambda data: data)
 
     @property
     def num_rounds(self) -> int:

@@ -144,27 +144,16 @@ def expand_ranges(
 
     Args:
         first: where each range begins, int64.
-        sizes: how many numbers it has, int64. Their sum is waited for.
+        sizes: how many numbers it has, int64.
     """
     ends = sizes.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
-    owner = torch.repeat_interleave(
-        torch.arange(len(sizes), device=sizes.device), sizes, output_size=total
-    )
-    return (first - ends + sizes)[owner] + torch.arange(total, device=sizes.device), owner
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes, output_size=total)
+    return (first - ends + sizes)[owner] + torch.arange(total), owner
 
 
 def transpose(edge_index: EdgeIndex) -> EdgeIndex:
-    """Fill the CSR of an ``EdgeIndex`` sorted by destination: in linear time on the CPU, by a stable sort elsewhere."""
-    if edge_index.device.type != "cpu":
-        (src, dst), num_nodes = edge_index.as_tensor(), edge_index.get_sparse_size(0)
-        src, perm = src.sort(stable=True)
-        rowptr = torch.searchsorted(
-            src, torch.arange(num_nodes + 1, dtype=src.dtype, device=src.device)
-        )
-        return fill_csr(
-            edge_index, perm=perm.to(src.dtype), src=src, dst=dst[perm], rowptr=rowptr.to(src.dtype)
-        )
+    """Fill the CSR of an ``EdgeIndex`` sorted by destination, in linear time."""
     matrix = adjacency(edge_index).tocsc()
     dtype, num_nodes = edge_index.dtype, matrix.shape[0]
     rowptr, dst = (

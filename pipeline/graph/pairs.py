@@ -40,7 +40,7 @@ class PairSet:
     def contains(self, pairs: Int[Tensor, "num_pairs 2"]) -> Bool[Tensor, " num_pairs"]:
         """Tell which pairs are among them."""
         if not len(self):
-            return torch.zeros(len(pairs), dtype=torch.bool, device=pairs.device)
+            return torch.zeros(len(pairs), dtype=torch.bool)
         keys = self._key(pairs)
         return self._keys[torch.searchsorted(self._keys, keys).clamp(max=len(self) - 1)] == keys
 
@@ -79,12 +79,12 @@ def sort_by_cluster(
         pairs: [num_pairs, 2], int64.
         order: every position of `pairs` once, int64.
     """
-    part = torch.from_numpy(assignment(partition)).long().to(pairs.device)
+    part = torch.from_numpy(assignment(partition)).long()
     a, b = part[pairs[order]].unbind(1)
     within = (a == b).nonzero().squeeze(1)
     a, by_cluster = a[within].sort(stable=True)
-    numbers = torch.arange(partition.num_parts + 1, device=a.device)
-    return PairsByCluster(order[within[by_cluster]], torch.searchsorted(a, numbers).cpu())
+    numbers = torch.arange(partition.num_parts + 1)
+    return PairsByCluster(order[within[by_cluster]], torch.searchsorted(a, numbers))
 
 
 def draw_negatives(
@@ -106,7 +106,7 @@ def draw_negatives(
     ends = None if side is None else [(side == number).nonzero().squeeze(1) for number in (0, 1)]
 
     def draw_below(bound: int, *size: int) -> Tensor:
-        return torch.from_numpy(rng.integers(bound, size=size)).to(nodes.device)
+        return torch.from_numpy(rng.integers(bound, size=size))
 
     if ends is None or not num_pairs:
         return draw_below(len(nodes), num_pairs, 2)
@@ -136,8 +136,8 @@ def draw_targets(
     num_rows = int(max(rows.max(), row.max() if len(row) else 0)) + 1 if len(rows) else 0
     ptr = torch.cat([row.new_zeros(1), torch.bincount(row, minlength=num_rows).cumsum(0)])
     num_free = num_places - ptr.diff()[rows]
-    drawn = torch.from_numpy(rng.integers(num_free.clamp(min=1).cpu().numpy())).to(row.device)
-    rank = torch.arange(len(row), device=row.device) - ptr[row]
+    drawn = torch.from_numpy(rng.integers(num_free.clamp(min=1).numpy()))
+    rank = torch.arange(len(row)) - ptr[row]
     steps = row * (num_places + 1) + place - rank  # free places of the row before each
     places = (
         drawn + torch.searchsorted(steps, rows * (num_places + 1) + drawn, right=True) - ptr[rows]

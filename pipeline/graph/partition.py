@@ -32,10 +32,6 @@ class Partition:
         """Return the nodes of a cluster."""
         return self.perm[self.ptr[part] : self.ptr[part + 1]]
 
-    def to(self, device: torch.device) -> "Partition":
-        """Return the partition with the numbers of the nodes on a device; `ptr` stays where it is."""
-        return Partition(self.perm.to(device), self.ptr)
-
     def merge(self, clusters_per_step: int) -> "Partition":
         """Merge every `clusters_per_step` consecutive clusters into one. The last may consist of fewer."""
         ends = self.ptr[::clusters_per_step]

@@ -42,17 +42,15 @@ class RelationRows:
     """
 
     def __init__(self, indptr: Tensor, relation: Tensor, num_relations: int):
-        node = torch.arange(indptr.numel() - 1, device=indptr.device)
+        node = torch.arange(indptr.numel() - 1)
         keys = node.repeat_interleave(indptr.diff(), output_size=len(relation)) * num_relations
-        keys, self.order = keys.add_(relation.to(keys.device, torch.int64)).sort(stable=True)
+        keys, self.order = keys.add_(relation.to(torch.int64)).sort(stable=True)
         keys, sizes = keys.unique_consecutive(return_counts=True)
         self.ptr, self.number = (
             torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
             keys % num_relations,
         )
-        self.first = torch.searchsorted(
-            keys // num_relations, torch.arange(indptr.numel(), device=indptr.device)
-        )
+        self.first = torch.searchsorted(keys // num_relations, torch.arange(indptr.numel()))
 
 
 class NeighborSampler:
@@ -61,12 +59,12 @@ class NeighborSampler:
     A sampler belongs to one thread: it keeps a number for each node of the graph from call to call.
 
     Args:
-        edge_index: edges sorted by destination, int32 or int64. It draws on the device on which they lie.
+        edge_index: edges sorted by destination, int32 or int64.
         num_neighbors: the largest number of neighbours drawn for a node at each hop; -1 for all of them. With
             `relation`, that of each relation at each hop [num_hops, num_relations], int64.
-        relation: the number of the relation of each edge, float32, on the CPU, or the rows that torch makes of it; none
+        relation: the number of the relation of each edge, float32, or the rows that torch makes of it; none
             to draw from all edges together.
-        native: whether C++ draws on the CPU, where it compiles; the draws are the same.
+        native: whether C++ draws, where it compiles; the draws are the same.
     """
 
     def __init__(
@@ -79,14 +77,12 @@ class NeighborSampler:
     ):
         (indptr, src), _ = edge_index.get_csc()
         self._indptr, self._src = indptr.contiguous(), src.contiguous()
-        self._library = LIBRARY.get() if native and src.device.type == "cpu" else None
+        self._library = LIBRARY.get() if native else None
         if self._library is None and isinstance(relation, Tensor):
             relation = RelationRows(indptr, relation, cast(Tensor, num_neighbors).size(1))
         self._relation = relation
-        self._num_neighbors = tuple(
-            num_neighbors.to(src.device) if isinstance(num_neighbors, Tensor) else num_neighbors
-        )
-        self._local = torch.full((indptr.numel() - 1,), -1, dtype=torch.int32, device=src.device)
+        self._num_neighbors = tuple(num_neighbors)
+        self._local = torch.full((indptr.numel() - 1,), -1, dtype=torch.int32)
 
     def sample(
         self, seeds: Int[Tensor, " num_seeds"], key: int
@@ -95,10 +91,10 @@ class NeighborSampler:
 
         A node draws once, in the hop after the one that reached it. Each of the edges that enter it is drawn with
         the same probability, several between the same two nodes each for itself; with relations, each of those of the
-        same relation. On a GPU, a hop waits for its results at most seven times, to learn how large they are.
+        same relation.
 
         Args:
-            seeds: distinct node numbers, int64, on the device of the edges.
+            seeds: distinct node numbers, int64.
             key: 64 bits, of which every random number is a hash.
 
         Returns:
@@ -113,7 +109,7 @@ class NeighborSampler:
             [seeds.new_empty(0)],
         )
         num_nodes, num_edges = seeds.numel(), 0
-        self._local[seeds] = torch.arange(num_nodes, dtype=torch.int32, device=seeds.device)
+        self._local[seeds] = torch.arange(num_nodes, dtype=torch.int32)
         try:
             for hop, most in enumerate(self._num_neighbors):
                 ptr, position = self._enter(hops[-1], mix(key + (hop + 1) * GOLDEN & MASK), most)
@@ -126,7 +122,7 @@ class NeighborSampler:
         finally:
             for nodes in hops:
                 self._local[nodes] = -1
-        ptrs.append(torch.full((hops[-1].numel(),), num_edges, device=seeds.device))
+        ptrs.append(torch.full((hops[-1].numel(),), num_edges))
         return (
             self.edges_of(torch.cat(sources), torch.cat(ptrs)),
             torch.cat(hops),
@@ -165,7 +161,7 @@ class NeighborSampler:
     def _draw_with_torch(
         self, nodes: Tensor, key: int, most: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Do what :meth:`_draw` does, on any device.
+        """Do what :meth:`_draw` does, with torch's operations.
 
         A row is what draws for itself: a node, or with relations a node's edges of one relation.
         """
@@ -186,7 +182,7 @@ class NeighborSampler:
                 self._indptr[nodes + 1].long() - first,
                 torch.full_like(nodes, cast(int, most)),
             )
-            owner, ids = torch.arange(len(nodes), device=nodes.device), nodes
+            owner, ids = torch.arange(len(nodes)), nodes
         count = torch.where(limit < 0, degree, torch.minimum(degree, limit))
         position, row = expand_ranges(first, torch.where(count == degree, count, 0))
         row = owner[row]
@@ -202,7 +198,7 @@ class NeighborSampler:
             position = self._relation.order[position]
         num_edges = max(self._src.numel(), 1)
         keys = (row * num_edges + position).sort().values
-        ends = torch.arange(len(nodes) + 1, device=nodes.device) * num_edges
+        ends = torch.arange(len(nodes) + 1) * num_edges
         return torch.searchsorted(keys, ends), keys % num_edges
 
     def _relations(self, most: Tensor) -> tuple:
@@ -346,7 +342,7 @@ def draw_places(
     Returns:
         The row of each place that was chosen, and the place, below the row's degree.
     """
-    turn = torch.arange(int(count.max()), device=count.device)
+    turn = torch.arange(int(count.max()))
     last = (degree - count).unsqueeze(1) + turn
     state = mix_tensor(mix_tensor(ids) ^ signed(key)).unsqueeze(1)
     places = _below(mix_tensor(state + (turn + 1) * signed(GOLDEN)), last + 1)
@@ -370,9 +366,7 @@ def number_with_torch(
     is_first = torch.ones_like(value, dtype=torch.bool)
     is_first[1:] = value[1:] != value[:-1]
     fresh = new[at[is_first].sort().values]
-    local[fresh] = torch.arange(
-        num_known, num_known + fresh.numel(), dtype=torch.int32, device=src.device
-    )
+    local[fresh] = torch.arange(num_known, num_known + fresh.numel(), dtype=torch.int32)
     return fresh, local[nodes].long()
 
 

@@ -109,26 +109,24 @@ def induce_sorted(
 def induce_with_torch(
     edge_index: EdgeIndex, nodes: Tensor, *, block_edges: int = BLOCK_EDGES
 ) -> tuple[EdgeIndex, Tensor]:
-    """Do what :func:`induce` does with torch's operations: on a GPU, without a compiler, and for int64 as well.
-
-    On a GPU, the result is waited for three times, and twice more for each further block.
+    """Do what :func:`induce` does with torch's operations: without a compiler, and for int64 as well.
 
     Args:
         block_edges: edges that are looked at together. A node's edges stay together.
     """
     (indptr, src), _ = edge_index.get_csc()
-    local = torch.full((indptr.numel() - 1,), -1, device=src.device)
-    local[nodes] = torch.arange(len(nodes), device=src.device)
+    local = torch.full((indptr.numel() - 1,), -1)
+    local[nodes] = torch.arange(len(nodes))
     first = indptr[nodes].long()
     degree = indptr[nodes + 1].long() - first
-    parts = [torch.empty(3, 0, dtype=torch.int64, device=src.device)]
+    parts = [torch.empty(3, 0, dtype=torch.int64)]
     for begin, end in pairwise(_cut_rows(degree, block_edges)):
         position, row = expand_ranges(first[begin:end], degree[begin:end])
         neighbour = local[src[position]]
         kept = (neighbour >= 0).nonzero().squeeze(1)
         parts.append(torch.stack([neighbour[kept], row[kept] + begin, position[kept]]))
     edges = torch.cat(parts, dim=1)
-    ptr = torch.searchsorted(edges[1].contiguous(), torch.arange(len(nodes) + 1, device=src.device))
+    ptr = torch.searchsorted(edges[1].contiguous(), torch.arange(len(nodes) + 1))
     return transpose(from_csc(edges[:2], ptr)), edges[2]
 
 
@@ -138,17 +136,13 @@ def _cut_rows(sizes: Int[Tensor, " num_rows"], most: int) -> list[int]:
     num_blocks = -(-int(ends[-1]) // most) if len(ends) else 0
     if num_blocks < 2:
         return [0, len(sizes)]
-    shares = torch.arange(1, num_blocks, device=sizes.device) * most
-    return [0, *torch.searchsorted(ends, shares).cpu().tolist(), len(sizes)]
+    shares = torch.arange(1, num_blocks) * most
+    return [0, *torch.searchsorted(ends, shares).tolist(), len(sizes)]
 
 
 def can_run(edge_index: EdgeIndex) -> bool:
     """Tell whether :func:`induce` takes this graph: int32, on a machine with a compiler."""
-    return (
-        edge_index.dtype == torch.int32
-        and edge_index.device.type == "cpu"
-        and LIBRARY.get() is not None
-    )
+    return edge_index.dtype == torch.int32 and LIBRARY.get() is not None
 
 
 def induce(

@@ -7,8 +7,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import fill_csr, from_csc
-from parallel_epochs.pipeline.graph.edges import expand_ranges
-from parallel_epochs.pipeline.graph.subgraph import induce_with_torch
 from parallel_epochs.pipeline.names import MASKS
 
 
@@ -25,8 +23,6 @@ def select_graphs(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
         The same attributes of these graphs, their nodes numbered from 0, with an int64 ``EdgeIndex`` whose CSC and CSR
         are filled; ``graph_id``, which is `graphs`; ``n_id`` [num_nodes], numbers of the nodes in `data`.
     """
-    if data.edge_index.device.type != "cpu":
-        return _select_with_torch(data, graphs)
     # numpy, whose calls cost a fraction of torch's where a batch is small
     (indptr, src), _ = data.edge_index.get_csc()
     ptr, indptr, src, chosen = data.ptr.numpy(), indptr.numpy(), src.numpy(), graphs.numpy()
@@ -64,25 +60,6 @@ def select_graphs(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
         ptr=torch.from_numpy(node_ptr),
         n_id=n_id,
         num_nodes=len(nodes),
-        graph_id=graphs,
-        **attributes,
-    )
-
-
-def _select_with_torch(data: Data, graphs: Int[Tensor, " num_graphs"]) -> Data:
-    """Do what :func:`select_graphs` does, on a device."""
-    sizes = data.ptr.diff()[graphs]
-    nodes, _ = expand_ranges(data.ptr[graphs], sizes)
-    edge_index, edges = induce_with_torch(data.edge_index, nodes)
-    attributes = {key: data[key].index_select(0, graphs) for key in ("y", *MASKS)}
-    if data.edge_attr is not None:
-        attributes["edge_attr"] = data["edge_attr"].index_select(0, edges)
-    return Data(
-        edge_index=edge_index,
-        x=data["x"].index_select(0, nodes),
-        n_id=nodes,
-        num_nodes=len(nodes),
-        ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
         graph_id=graphs,
         **attributes,
     )

@@ -1,6 +1,6 @@
 """Graph networks (trainer=gnn) predict labels of nodes, graphs or links."""
 
-from parallel_epochs.pipeline.gnn import build, memory, placement
+from parallel_epochs.pipeline.gnn import build, memory
 from parallel_epochs.pipeline.gnn.base import answers, candidates, label_scores
 from parallel_epochs.pipeline.gnn.explain.command import explain
 from parallel_epochs.pipeline.gnn.predict import command, export, new_data
@@ -13,7 +13,7 @@ PRODUCT: Product = Product(
     build=build.build_trainer,
     prepare=build.prepare,
     memory_of=memory.describe,
-    report=placement.report,
+    report=build.report,
     write_start=new_data.write_start,
     write_best=label_scores.write_best,
     finish=answers.finish,

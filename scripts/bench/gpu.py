@@ -130,13 +130,6 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("epoch of the flagship", "step", 40, EPOCHS, TINY_FLAGSHIP),
     Row(
-        "epoch of the flagship with clusters from the GPU",
-        "step",
-        40,
-        f"{EPOCHS} data.device=auto",
-        TINY_FLAGSHIP,
-    ),
-    Row(
         "ComplEx of 1000 numbers on a graph like FB15k-237",
         "knowledge",
         66,

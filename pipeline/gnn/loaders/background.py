@@ -1,6 +1,5 @@
 """Batches made by a thread in the background while the device works on the ones before."""
 
-import contextlib
 import queue
 import threading
 import time
@@ -10,7 +9,6 @@ from types import TracebackType
 import torch
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edge_index import tensors_of
 from parallel_epochs.pipeline.run.threads import compute_alone, restored_threads
 
 
@@ -18,8 +16,7 @@ class BackgroundRounds:
     """Makes the batches of rounds in a background thread, which is a few batches ahead of the consumer.
 
     Use it in a ``with`` statement, which stops the thread. What goes wrong in the thread is raised by :meth:`batches`.
-    Beside a model on the CPU the thread computes without OpenMP threads of its own. On a GPU it works on a stream of
-    its own, and a batch is handed over when it is complete, so that whoever waits for it waits here.
+    Beside a model on the CPU the thread computes without OpenMP threads of its own.
 
     Args:
         rounds: the number of each round, and a function that starts making its batches.
@@ -43,12 +40,6 @@ class BackgroundRounds:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="next-round", daemon=True)
         self._threads = restored_threads()
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._stream.wait_stream(
-                torch.cuda.current_stream(device)
-            )  # what it reads may be on its way there
         self.busy_seconds = self.wait_seconds = 0.0
 
     def __enter__(self) -> "BackgroundRounds":
@@ -84,15 +75,9 @@ class BackgroundRounds:
             self.busy_seconds += seconds
             if batch is None:
                 return
-            if self._stream is not None:
-                _keep_for(batch, torch.cuda.current_stream(self._device))
             yield batch
 
     def _produce(self) -> None:
-        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._make_rounds()
-
-    def _make_rounds(self) -> None:
         try:
             if self._device.type == "cpu":
                 compute_alone()
@@ -101,8 +86,6 @@ class BackgroundRounds:
                 batches = start_making()
                 while True:
                     batch = next(batches, None)
-                    if self._stream is not None:
-                        self._stream.synchronize()
                     if not self._put((round_, batch, time.perf_counter() - start)):
                         return
                     if batch is None:
@@ -119,12 +102,3 @@ class BackgroundRounds:
             except queue.Full:
                 continue
         return False
-
-
-def _keep_for(batch: Data, stream: torch.cuda.Stream) -> None:
-    """Keep the memory of a batch, once it is freed, until a stream has done what it was given before."""
-    for value in batch.to_dict().values():
-        if isinstance(value, torch.Tensor):
-            for tensor in tensors_of(value):
-                if tensor.is_cuda:
-                    tensor.record_stream(stream)

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import torch
@@ -40,9 +40,6 @@ class ClusterLoader:
         stream: of a graph on disk, what reads the clusters of a partition in one pass; without it each reads its own
             rows.
         device: where the batches will be used; for a GPU they are put into page-locked memory.
-
-    Attributes:
-        graph: what batches are made from, on the device where they are made.
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class ClusterLoader:
         device: torch.device = torch.device("cpu"),
     ):
         self.data, self.device, self._stream = data, device, stream
-        self.graph = data
         self._partitioner, self._clusters_per_step = (
             cast(Partitioner, partitioner),
             clusters_per_step,
@@ -66,14 +62,6 @@ class ClusterLoader:
     def num_batches(self) -> int:
         """Batches of a draw."""
         return -(-self._partitioner.num_parts // self._clusters_per_step)
-
-    def place(self, put: Callable[[Data], Data]) -> None:
-        """Make the batches from a copy of the graph on another device from now on.
-
-        Args:
-            put: copies a graph there, see :func:`pipeline.graph.resident.put_on`.
-        """
-        self.graph, self._whole = put(self.data), None
 
     def prepare(self) -> None:
         """Leave in the cache what other processes will find there."""
@@ -108,12 +96,11 @@ class ClusterLoader:
         if partition.num_parts == 1:
             yield from (self._whole_batch() for _ in clusters)
             return
-        partition = partition.to(self.graph.edge_index.device)
         if self._stream is not None:
             subgraphs = self._stream.induce(partition, clusters)
         else:  # int64, since SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex
             subgraphs = (
-                induced_subgraph(self.graph, partition.nodes(cluster), dtype=torch.int64)
+                induced_subgraph(self.data, partition.nodes(cluster), dtype=torch.int64)
                 for cluster in clusters
             )
         for cluster, batch in zip(clusters, subgraphs):
@@ -151,7 +138,7 @@ class ClusterLoader:
 
     def _finish(self, batch: Data, cluster: int) -> Data:
         batch.cluster = cluster
-        batch.target = torch.ones(batch.num_nodes, dtype=torch.bool, device=batch.n_id.device)
+        batch.target = torch.ones(batch.num_nodes, dtype=torch.bool)
         return hand_over(batch, self.device)
 
     def _whole_batch(self) -> Data:
@@ -164,18 +151,12 @@ class ClusterLoader:
                 copy.copy(self.data),
                 None if self._partitioner is None else self._partitioner.cache,
             )
-            device = self.graph.edge_index.device
-            batch.update(self.graph.to_dict())
-            batch.edge_index = keep_both_orders(self.data.edge_index, cache).to(device)
-            batch.n_id = torch.arange(self.data.num_nodes, device=device)
+            batch.edge_index = keep_both_orders(self.data.edge_index, cache)
+            batch.n_id = torch.arange(self.data.num_nodes)
             self._whole = self._finish(batch, 0)
         return self._whole
 
 
 def hand_over(batch: Data, device: torch.device) -> Data:
-    """Put what lies on the CPU into page-locked memory, if a batch will be used on a GPU."""
-    if device.type != "cuda":
-        return batch
-    return batch.apply(
-        lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor
-    )
+    """Put a batch into page-locked memory, if it will be used on a GPU."""
+    return batch.pin_memory() if device.type == "cuda" else batch

@@ -39,7 +39,6 @@ class EdgeLoader(ClusterLoader):
             return
         is_whole = torch.ones(self.data.num_nodes, dtype=torch.bool)
         is_whole[self._own] = self._is_whole(partition)
-        is_whole = is_whole.to(self.graph.edge_index.device)
         for batch in self.batches_of(partition, share.batches(partition.num_parts)):
             batch.target = batch.target & is_whole[batch.n_id]
             yield batch

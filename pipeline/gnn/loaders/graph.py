@@ -1,7 +1,7 @@
 """Batches of whole graphs, cut out of their disjoint union."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class GraphLoader:
         num_vectors: int = 0,
         device: torch.device = torch.device("cpu"),
     ):
-        self.data, self.graph, self.device = data, data, device
+        self.data, self.device = data, device
         self._batch_size, self._seed, self._num_vectors = batch_size, seed, num_vectors
         self._learned = data.train_mask.nonzero().squeeze(1)
 
@@ -51,10 +51,6 @@ class GraphLoader:
     def num_batches(self) -> int:
         """Batches of a draw."""
         return -(-self._learned.numel() // self._batch_size)
-
-    def place(self, put: Callable[[Data], Data]) -> None:
-        """Make the batches from a copy of the graph on another device from now on."""
-        self.graph = put(self.data)
 
     def prepare(self) -> None:
         """Leave in the cache what other processes will find there: nothing beside the union itself."""
@@ -81,9 +77,7 @@ class GraphLoader:
                     * 2
                     - 1
                 )
-                batch.x = flip(
-                    batch.x, signs.to(batch.x.device).repeat_interleave(batch.ptr.diff(), dim=0)
-                )
+                batch.x = flip(batch.x, signs.repeat_interleave(batch.ptr.diff(), dim=0))
             yield hand_over(batch, self.device)
 
     def views(self, num_parts: int, seed: int) -> Views:
@@ -128,9 +122,8 @@ class GraphLoader:
         return {"graphs": record}
 
     def _select(self, partition: Partition, places: Iterable[int]) -> Iterator[Data]:
-        partition = partition.to(self.graph.edge_index.device)
         for place in places:
-            batch = select_graphs(self.graph, partition.nodes(place))
+            batch = select_graphs(self.data, partition.nodes(place))
             batch.cluster, batch.target = place, torch.ones_like(batch.graph_id, dtype=torch.bool)
             yield batch
 

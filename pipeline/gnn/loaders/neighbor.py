@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +69,7 @@ class NeighborLoader:
         seed: int = 0,
         device: torch.device = torch.device("cpu"),
     ):
-        self.data, self.graph, self.device = data, data, device
+        self.data, self.device = data, device
         self._fan_outs, self._batch_size = fan_outs_of(num_neighbors, data), batch_size
         self._num_neighbors = (
             dict(num_neighbors) if isinstance(num_neighbors, Mapping) else list(num_neighbors)
@@ -87,11 +87,6 @@ class NeighborLoader:
         """Batches of a draw."""
         return -(-self._nodes.numel() // self._batch_size)
 
-    def place(self, put: Callable[[Data], Data]) -> None:
-        """Make the batches from a copy of the graph on another device from now on."""
-        self.graph = put(self.data)
-        vars(self).pop("_relation", None)
-
     def prepare(self) -> None:
         """Compile what draws and selects, once for all processes."""
         LIBRARY.get(), subgraph.LIBRARY.get()
@@ -100,7 +95,7 @@ class NeighborLoader:
         """Draw the order of the seeds that a share is a part of."""
         rng = stream(f"{self._purpose} seeds", self._seed, round_, share.draw)
         seeds = self._nodes[torch.from_numpy(rng.permutation(self._nodes.numel()))]
-        return SeedOrder(seeds.to(self.graph.edge_index.device), (round_, share.draw))
+        return SeedOrder(seeds, (round_, share.draw))
 
     def batches(self, round_: int, share: Share) -> Iterator[Data]:
         """Build the batches of a share in turn: a function of the seed, the round and the share."""
@@ -117,9 +112,9 @@ class NeighborLoader:
     def batches_of(self, order: SeedOrder, numbers: Iterable[int]) -> Iterator[Data]:
         """Build batches of a draw, given their numbers, in turn."""
         for number, num_seeds, (edge_index, nodes, position) in self._samples(order, numbers):
-            batch = subgraph.attach(self.graph, edge_index, nodes, position)
+            batch = subgraph.attach(self.data, edge_index, nodes, position)
             batch.cluster = number
-            batch.target = torch.arange(len(nodes), device=nodes.device) < num_seeds
+            batch.target = torch.arange(len(nodes)) < num_seeds
             yield hand_over(batch, self.device)
 
     def measure(self, order: SeedOrder, seconds: float) -> dict[str, dict]:
@@ -179,7 +174,7 @@ class NeighborLoader:
     ) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:
         """Draw the batches of these numbers: their number, their number of seeds, and what was drawn."""
         # One for each iterator: training and evaluation may draw at the same time, in threads of their own.
-        sampler = NeighborSampler(self.graph.edge_index, self._fan_outs, relation=self._relation)
+        sampler = NeighborSampler(self.data.edge_index, self._fan_outs, relation=self._relation)
         for number in numbers:
             seeds = order.seeds[number * self._batch_size : (number + 1) * self._batch_size]
             key = stream(
@@ -192,6 +187,8 @@ class NeighborLoader:
         """The relation of each edge, if neighbours are drawn from each relation for themselves."""
         if not isinstance(self._fan_outs, Tensor):
             return None
-        (indptr, _), relation = self.graph.edge_index.get_csc()[0], self.graph.edge_attr[:, 0]
-        is_native = indptr.device.type == "cpu" and LIBRARY.get() is not None
-        return relation if is_native else RelationRows(indptr, relation, self._fan_outs.size(1))
+        relation = self.data.edge_attr[:, 0]
+        if LIBRARY.get() is not None:
+            return relation
+        indptr = self.data.edge_index.get_csc()[0][0]
+        return RelationRows(indptr, relation, self._fan_outs.size(1))

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -65,12 +65,7 @@ class PairLoader:
         side: Tensor | None = None,
         seed: int = 0,
     ):
-        self.clusters, self.data, self.graph, self.device = (
-            clusters,
-            clusters.data,
-            clusters.data,
-            clusters.device,
-        )
+        self.clusters, self.data, self.device = clusters, clusters.data, clusters.device
         self._pairs: Tensor = self.data.train_pairs
         self._pairs_per_step, self._num_negatives = pairs_per_step, num_negatives
         self._hide, self._side, self._seed = hide, side, seed
@@ -83,16 +78,6 @@ class PairLoader:
     def num_batches(self) -> int:
         """Batches of a draw."""
         return self.clusters.num_batches * self._visits
-
-    def place(self, put: Callable[[Data], Data]) -> None:
-        """Make the batches from copies of the graph and of its pairs on another device from now on."""
-        self.clusters.place(put)
-        self.graph = self.clusters.graph
-        device = self.graph.edge_index.device
-        self._pairs, self._side = (
-            self._pairs.to(device),
-            None if self._side is None else self._side.to(device),
-        )
 
     def views(self, num_parts: int, seed: int) -> Views:
         """Make views of clusters."""
@@ -112,7 +97,7 @@ class PairLoader:
         order = torch.from_numpy(
             stream("pairs", self._seed, round_, share.draw).permutation(len(self._pairs))
         )
-        pairs = sort_by_cluster(self._pairs, partition, order.to(self._pairs.device))
+        pairs = sort_by_cluster(self._pairs, partition, order)
         return self.batches_of(
             partition, pairs, share.batches(self.num_batches), (round_, share.draw)
         )
@@ -136,7 +121,7 @@ class PairLoader:
         )
         for number, batch in zip(numbers, batches, strict=True):
             visit, cluster = divmod(number, partition.num_parts)
-            place[batch.n_id] = torch.arange(batch.num_nodes, device=place.device)
+            place[batch.n_id] = torch.arange(batch.num_nodes)
             within = place[self._pairs[pairs.of(cluster)]]
             yield self._finish(batch, self._cut(within, visit, partition), number, path)
 
@@ -192,7 +177,7 @@ class PairLoader:
             ValueError: no training pair lies within a cluster.
         """
         records = self.clusters.measure(partition, seconds)
-        order = torch.arange(len(self._pairs), device=self._pairs.device)
+        order = torch.arange(len(self._pairs))
         pairs = sort_by_cluster(self._pairs, partition, order)
         within, sizes = (
             pairs.ptr.diff(),

@@ -68,9 +68,7 @@ def take_snapshot(data: Data, number: int) -> Graph:
 def in_whole(batch: Data, view: Data) -> Data:
     """Return a batch of a snapshot with the numbers of its nodes in the whole graph."""
     found = copy.copy(batch)
-    found.n_id = view.n_id.to(batch.n_id.device)[
-        batch.n_id
-    ]  # which moves nothing where both lie on one device
+    found.n_id = view.n_id[batch.n_id]
     return found
 
 
@@ -86,15 +84,8 @@ class SnapshotLoader:
     def __init__(
         self, data: Data, build: Callable[[Data], Loader], *, device: torch.device, seed: int
     ):
-        self.data, self.graph, self.device, self._build, self._seed = (
-            data,
-            data,
-            device,
-            build,
-            seed,
-        )
+        self.data, self.device, self._build, self._seed = data, device, build, seed
         self._loaders = dict[int, Loader]()
-        self._put: Callable[[Data], Data] | None = None
         self._numbers = [
             number
             for number in range(num_snapshots(data))
@@ -111,17 +102,9 @@ class SnapshotLoader:
         if number in self._loaders:
             return self._loaders[number]
         loader = self._build(take_snapshot(self.data, number))
-        if self._put is not None:
-            loader.place(self._put)
         if len(self._numbers) * self.data.num_edges <= MOST_KEPT:
             self._loaders[number] = loader
         return loader
-
-    def place(self, put: Callable[[Data], Data]) -> None:
-        """Make the batches of each snapshot from a copy of its graph on another device from now on."""
-        self._put = put
-        for loader in self._loaders.values():
-            loader.place(put)
 
     def prepare(self) -> None:
         """Leave in the cache what other processes will find there."""
@@ -152,5 +135,5 @@ class SnapshotLoader:
             if first < num_batches and not share.is_empty:
                 loader = self._loader(self._numbers[place])
                 for batch in loader.batches(round_, replace(share, first=first)):
-                    yield in_whole(batch, loader.graph)
+                    yield in_whole(batch, loader.data)
             first += len(range(first, num_batches, stride)) * stride - num_batches

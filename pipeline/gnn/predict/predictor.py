@@ -16,7 +16,6 @@ from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks import blockwise
 from parallel_epochs.models.networks.heads import find_head, keep_inputs
 from parallel_epochs.models.networks.reach import count_hops
-from parallel_epochs.pipeline.gnn import placement
 from parallel_epochs.pipeline.gnn.contract import Loader, Task, autocast
 from parallel_epochs.pipeline.gnn.estimate import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from parallel_epochs.pipeline.gnn.features import load_weights
@@ -81,7 +80,6 @@ def build_predictor(
     Raises:
         ValueError: the model has no head that reads embeddings.
     """
-    placement.place(setup, trains=False)
     model, task, loader = setup.model, setup.task, setup.loader
     in_blocks = _in_blocks(setup, stop)
     layers = [] if in_blocks else stack_of_layers(model)
@@ -178,8 +176,6 @@ def _build_predictor_of(
     def whole_graph() -> Data:
         # SAGEConv and GINConv of PyG 2.8 fail on an int32 EdgeIndex; a model that does not says so.
         whole = copy.copy(data)
-        if data is loader.data:  # what lies on the GPU is not copied there again
-            whole.update(loader.graph.to_dict())
         if not getattr(model, "takes_int32_edges", False):
             whole.edge_index = whole.edge_index.long()
         return whole
@@ -293,8 +289,4 @@ def _viewed(setup: Setup, data: Data) -> Loader:
         )
     else:
         made = ClusterLoader(data, device=own.device, stream=build_stream(config, data))
-    if setup.put is not None and is_snapshot:
-        made.place(setup.put)
-    elif setup.put is not None and data is own.data:
-        made.place(lambda data: own.graph)
     return made if samples or not is_snapshot else setup.kind.loader(cast(ClusterLoader, made))

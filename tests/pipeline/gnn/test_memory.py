@@ -266,22 +266,3 @@ def test_a_process_takes_what_was_estimated(more, tmp_path, tmp_path_factory):
     assert float(size) * UNITS[unit] == pytest.approx(
         summary_of(tmp_path / "run")["peak_memory_bytes"], rel=0.2
     )
-
-
-def test_the_graph_on_a_gpu_and_what_drawing_takes_are_counted():
-    nothing = footprint.Linear(0, 0, 0)
-    found = footprint.Footprint(
-        10,
-        20,
-        process=0,
-        graph=3e9,
-        drawing=6e8,
-        state=1e6,
-        batch=footprint.Linear(0, 1e6, 0),
-        step=nothing,
-        evaluation=0,
-        clusters_per_step=1,
-        is_random=True,
-        held=4,
-    )
-    assert found.total(2) == 3e9 + 6e8 + 1e6 + 4 * 5e6

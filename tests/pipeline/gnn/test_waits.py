@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-from functools import partial
 from itertools import islice
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from parallel_epochs.models.kernels.choose import Fused
 from parallel_epochs.pipeline.gnn import trainer as of_trainer
-from parallel_epochs.pipeline.graph.resident import put_on
 from parallel_epochs.pipeline.run.schedule import Share
 from tests.helpers import building
 from tests.helpers.pretend_device import DEVICE, OnDevice, pretended
@@ -57,10 +55,13 @@ def on_device(config):
         contextlib.closing(building.build_trainer(config, data, torch.device("cpu"))) as trainer,
         pretended() as waited,
     ):
-        trainer.loader.place(partial(put_on, device=DEVICE))
-        batches = [list(islice(trainer.loader.batches(round_, Share()), 2)) for round_ in range(2)]
+        batches = [
+            batch.to(DEVICE)
+            for round_ in range(2)
+            for batch in islice(trainer.loader.batches(round_, Share()), 2)
+        ]
         move(trainer)
-        yield trainer, sum(batches, []), waited
+        yield trainer, batches, waited
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,21 @@ def test_induced_subgraph_equals_pyg(num_nodes, num_pairs, seed, draw):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 60), st.integers(0, 300), st.integers(0, 10**6), st.integers(1, 3))
-def test_native_and_torch_subgraphs_are_the_same(num_nodes, num_pairs, seed, count):
+@given(
+    st.integers(1, 60),
+    st.integers(0, 300),
+    st.integers(0, 10**6),
+    st.integers(1, 3),
+    st.sampled_from([1, 7, 10**6]),
+)
+def test_native_and_torch_subgraphs_are_the_same(num_nodes, num_pairs, seed, count, block_edges):
     data = random_graph(num_nodes, num_pairs, seed, symmetric=seed % 2 == 0)
     assert subgraph_module.can_run(data.edge_index), subgraph_module.LIBRARY.missing()
     rng = np.random.default_rng(seed)
     nodes = torch.from_numpy(rng.permutation(num_nodes)[: rng.integers(num_nodes + 1)])
     with threads(count):
         ours, position = subgraph_module.induce(data.edge_index, nodes)
-    expected, expected_position = induce_with_torch(data.edge_index, nodes)
+    expected, expected_position = induce_with_torch(data.edge_index, nodes, block_edges=block_edges)
     assert torch.equal(ours.as_tensor(), expected.as_tensor()) and torch.equal(
         position, expected_position.long()
     )

@@ -1,4 +1,3 @@
-import contextlib
 import threading
 import time
 
@@ -6,15 +5,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GINConv
 from torch_geometric.utils import subgraph
 
-from parallel_epochs.models.edge_index import from_csc
-from parallel_epochs.pipeline.gnn.loaders import background as background_module
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
-from parallel_epochs.pipeline.graph.edges import transpose
 from parallel_epochs.pipeline.graph.partition import random_partition, whole_partition
 from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers.graphs import random_graph
@@ -161,51 +156,3 @@ def test_streams_of_different_purposes_and_lengths_differ():
     ]
     assert len(set(draws)) == len(draws)
     assert np.array_equal(stream("a", 3).random(4), stream("a", 3).random(4))
-
-
-def test_on_a_gpu_a_stream_of_its_own_has_ended_before_a_batch_is_handed_over(monkeypatch):
-    happened = []
-
-    class Stream:
-        def __init__(self, device=None):
-            self.name = str(device)
-
-        def wait_stream(self, other):
-            happened.append(f"{self.name} waits for {other.name}")
-
-        def synchronize(self):
-            happened.append("complete")
-
-    @contextlib.contextmanager
-    def use(stream):
-        happened.append(f"work on {stream.name}")
-        yield
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("training"))
-    monkeypatch.setattr(torch.cuda, "stream", use)
-    with BackgroundRounds(
-        [(0, lambda: iter([Data(), Data()]))], device=torch.device("cuda", 1)
-    ) as background:
-        for _ in background.batches(0):
-            happened.append("handed over")
-            time.sleep(0.05)
-    assert happened[:3] == ["cuda:1 waits for training", "work on cuda:1", "complete"]
-    assert happened.count("complete") == 3 and happened.index("handed over") > 2
-
-
-def test_the_memory_of_a_batch_is_kept_for_the_stream_that_uses_it(monkeypatch):
-    kept = []
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(
-        torch.Tensor,
-        "record_stream",
-        lambda tensor, stream: kept.append((tensor.data_ptr(), stream)),
-    )
-    edges = transpose(from_csc(torch.tensor([[1, 0], [0, 1]]), torch.tensor([0, 1, 2])))
-    background_module._keep_for(Data(edge_index=edges, x=torch.ones(2, 1), cluster=3), "training")
-    (indptr, src), _ = edges.get_csc()
-    (rowptr, dst), perm = edges.get_csr()
-    assert {(value.data_ptr(), "training") for value in (indptr, src, rowptr, dst, perm)} <= set(
-        kept
-    )
