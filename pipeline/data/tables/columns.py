@@ -1,4 +1,4 @@
-"""The keys of one table: the meaning of the columns of nodes, of edges, of a label table and of events."""
+"""The keys of one table: the meaning of the columns of nodes, of edges and of a label table."""
 
 import re
 from dataclasses import dataclass, field
@@ -271,72 +271,21 @@ class EdgeColumns:
 
 @dataclass
 class RowColumns:
-    """The columns of the label table (data.label_table)."""
+    """What the label table (data.label_table) is about."""
 
-    id: str = key(
-        "id",
-        "Column of the ids of the nodes that rows ask about.",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-    label: str = key(
-        "label",
-        "Column of the labels. Texts and whole numbers are classes, other numbers are real values.",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
     type: str | None = key(
         None,
-        "Type of the nodes that rows ask about. Default: the only one, or that of data.events.",
+        "Type of the nodes that rows ask about. Default: the only one.",
         shapes_graph=True,
         hashed_if_given=True,
     )
     within: str | None = key(
         None,
         "Span of time after which the label of a row is known, such as 30d. Events are "
-        "summarised over this span, three of it, and all time. Default: that of data.events, or "
-        "all time alone.",
+        "summarised over this span, three of it, and all time. Default: all time alone.",
         shapes_graph=True,
         hashed_if_given=True,
     )
-
-
-@dataclass
-class EventColumns:
-    """The label table that is made of a table of edges."""
-
-    count: str | None = key(
-        None,
-        "Table of edges with times. The label of a node at a time is the number of its edges "
-        "there within data.events.within.",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-    any: str | None = key(
-        None,
-        "Table of edges with times, in place of data.events.count. The label is 1 if there is "
-        "such an edge, and 0 otherwise.",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-    within: str | None = key(
-        None,
-        "Span of time that labels look ahead, such as 30d, or a number where times are numbers.",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-    of: str = key(
-        "source",
-        "End of the edges whose nodes are asked about.",
-        choices=("source", "target"),
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-
-    @property
-    def table(self) -> str | None:
-        """The table of edges; none if no labels are made."""
-        return self.count if self.count is not None else self.any
 
 
 def _named(**columns: list[str]) -> list[Named]:
@@ -383,7 +332,6 @@ class RowTable:
         span: of time after which labels are known, as it is given; none if it is not known.
         length: its seconds, or its number; 0 without one.
         has_age: whether entities have a time since which they exist.
-        labels: the table of edges whose events are counted, and the end of the entity; none for a table of its own.
     """
 
     entity: str
@@ -391,7 +339,6 @@ class RowTable:
     span: str | None
     length: float
     has_age: bool
-    labels: tuple[str, str] | None
 
     def columns(self) -> list[str]:
         """Return the names of all summaries."""
@@ -411,15 +358,13 @@ class RowTable:
         """Refuse a span with a unit where times are numbers, and one without where they are dates."""
         if self.span is not None and self.span[-1].isalpha() != are_dates:
             kind, mend = ("dates", "a unit, as in 30d") if are_dates else ("numbers", "no unit")
-            key = "data.rows.within" if self.labels is None else "data.events.within"
-            raise ValueError(f"{key}={self.span} does not fit times that are {kind}. Give {mend}")
+            raise ValueError(
+                f"data.rows.within={self.span} does not fit times that are {kind}. Give {mend}"
+            )
 
 
-def length_of(key: str, span: str) -> float:
+def length_of(span: str) -> float:
     """Return the seconds of a span of time, or its number where it has no unit.
-
-    Args:
-        key: that gives it, for messages.
 
     Raises:
         ValueError: it is none, or 0.
@@ -427,7 +372,7 @@ def length_of(key: str, span: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([shdw]?)", span)
     if not found or not float(found[1]):
         raise ValueError(
-            f"{key}={span} is no span of time. Write it as 30d, 12h or 4w, or as a number where times are "
+            f"data.rows.within={span} is no span of time. Write it as 30d, 12h or 4w, or as a number where times are "
             "numbers"
         )
     return float(found[1]) * SECONDS[found[2]]

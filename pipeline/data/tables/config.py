@@ -28,7 +28,6 @@ from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.tables import schema as schemas
 from parallel_epochs.pipeline.data.tables.columns import (
     EdgeColumns,
-    EventColumns,
     NodeColumns,
     RowColumns,
 )
@@ -88,12 +87,11 @@ class TablesConfig(DataConfig):
     )
     label_table: str | None = key(
         None,
-        "Table of labels with a time for each: rows of the id of a node, a time and "
-        "the label that this node has then. A row is predicted from what is earlier.",
+        "Table of labels with a time for each: its columns are id, of a node, time, and label, "
+        "which this node has then. A row is predicted from what is earlier.",
         names_files=True,
     )
     rows: RowColumns = field(default_factory=RowColumns)
-    events: EventColumns = field(default_factory=EventColumns)
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = None  # task.type sets it
@@ -186,8 +184,8 @@ class TablesConfig(DataConfig):
 
     @property
     def has_rows(self) -> bool:
-        """Tell whether labels have times of their own: those of a label table, or made of events."""
-        return self.label_table is not None or self.events.table is not None
+        """Tell whether labels have times of their own, those of a label table."""
+        return self.label_table is not None
 
     @property
     def counts_degrees(self) -> bool:
@@ -215,7 +213,7 @@ class TablesConfig(DataConfig):
             "data.edges.path": self.edges.path,
             "data.nodes.path": self.nodes.path,
         }
-        parts |= {"data.schema": self.schema, "data.label_table": self.has_rows or None}
+        parts |= {"data.schema": self.schema, "data.label_table": self.label_table}
         return [name for name, value in parts.items() if value is not None]
 
     def leave_labels(self) -> None:
@@ -378,8 +376,8 @@ class TablesConfig(DataConfig):
         tables = self.tables
         if self.has_rows or self.schema is None and self.edges.has_labels:
             raise ValueError(
-                "task=link reads no labels of edges and no label table. Leave data.edges.label, "
-                "data.label_table and data.events out, or set another task"
+                "task=link reads no labels of edges and no label table. Leave data.edges.label and "
+                "data.label_table out, or set another task"
             )
         if any(own.columns.text_neighbors for own in tables.nodes.values()):
             raise ValueError(

@@ -17,7 +17,6 @@ from parallel_epochs.pipeline.data.tables.columns import (
     ROWS,
     TIME,
     TYPE,
-    EventColumns,
     NodeColumns,
     RowTable,
 )
@@ -37,8 +36,6 @@ log = logging.getLogger(__name__)
 
 # The part of the database with the rows, and the table of them with all columns.
 PART, MADE = "label_rows", "label_rows.made"
-# A first or last event that is so many times further away than most from each other is a mistake.
-FAR = 20
 # Snapshots at most, if their number is chosen here.
 MOST_SNAPSHOTS = 16
 
@@ -65,14 +62,7 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
         }
         if rows.has_age:
             _read_start(db, schema.nodes[rows.entity], str(config.time_column))
-        if config.label_table is not None:
-            name, are_dates = _read_table(db, config, schema.nodes[TYPE])
-        else:
-            assert rows.labels is not None
-            table, end = rows.labels
-            name, are_dates = _count_events(
-                db, config.events, rows, sources[table], getattr(edges[table], end), cells[table]
-            )
+        name, are_dates = _read_table(db, schema.nodes[TYPE], reads_labels=config.reads_labels)
         if odd := [table for table, time in cells.items() if time.startswith("epoch") != are_dates]:
             kinds = ("dates", "numbers") if are_dates else ("numbers", "dates")
             raise ValueError(
@@ -83,8 +73,8 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
         age = f', coalesce(greatest(time - since, 0), 0) AS "{AGE}"' if rows.has_age else ""
         starts = " LEFT JOIN starts USING (id)" if rows.has_age else ""
         given = db.fetch(
-            f"SELECT number, id, concat(id, chr({ord(ROW_SEPARATOR)}), shown) AS {quote(ROWS)}, label AS "
-            f"{quote(config.rows.label)}, time AS {quote(TIME)}, code{age} FROM rows JOIN codes USING (id)"
+            f"SELECT number, id, concat(id, chr({ord(ROW_SEPARATOR)}), shown) AS {quote(ROWS)}, label, "
+            f"time AS {quote(TIME)}, code{age} FROM rows JOIN codes USING (id)"
             f"{starts} ORDER BY number"
         )
         code, own, latest = given["code"].to_numpy(), given[TIME].to_numpy(), -np.inf
@@ -107,7 +97,7 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
             for column, values in zip(events.columns(rows.span), found, strict=True):
                 given = given.append_column(column, pa.array(values))
             latest = max(latest, last)
-        ends = own[given[config.rows.label].is_valid().to_numpy()] + rows.length
+        ends = own[given["label"].is_valid().to_numpy()] + rows.length
         if rows.length and rows.events and (num_late := int((ends > latest).sum())):
             log.warning(
                 "%s: the %s of %s with a label end later than the last event. If events are still to come, "
@@ -254,19 +244,19 @@ def _sums(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     return np.where(end > begin, out, 0.0)
 
 
-def _read_table(db: Database, config: Settings, table: NodeTable) -> tuple[str, bool]:
-    """Read the label table into the stage ``rows``; returns its name, and whether its times are dates."""
-    keys = config.rows
+def _read_table(db: Database, table: NodeTable, *, reads_labels: bool) -> tuple[str, bool]:
+    """Read the label table into the stage ``rows``, and number the entities; returns its name, and whether its times
+    are dates.
+    """
     assert table.path is not None
     source = open_source(db, "data.label_table", table.path, None)
-    columns = [("rows.id", keys.id), ("label_table", "time")]
-    for name, column in [*columns, *[("rows.label", keys.label)] * config.reads_labels]:
-        source.require(f"data.{name}", column)
-    id, shown = source.text(keys.id), source.text("time")
+    for column in ("id", "time", *(["label"] if reads_labels else [])):
+        source.require("data.label_table", column)
+    id, shown = source.text("id"), source.text("time")
     mend = "; each row asks about a node. Correct the row, or leave it out"
-    source.refuse(keys.id, f"{id} IS NULL", mend=mend)
+    source.refuse("id", f"{id} IS NULL", mend=mend)
     time = source.time("time", "data.label_table", may_be_empty=False)
-    label = source.text(keys.label) if config.reads_labels else "CAST(NULL AS VARCHAR)"
+    label = source.text("label") if reads_labels else "CAST(NULL AS VARCHAR)"
     db.stage(
         "given",
         f"SELECT row_number() OVER () AS row, {id} AS id, {time} AS time, {shown} AS shown, {label} AS "
@@ -285,10 +275,16 @@ def _read_table(db: Database, config: Settings, table: NodeTable) -> tuple[str, 
             f"{source.name}: {id!r} at {shown} has two labels, {labels[0]} and {labels[1]}. Keep one of "
             "these rows"
         )
-    _number(
-        db,
-        "SELECT * FROM given QUALIFY row_number() OVER (PARTITION BY id, time ORDER BY label IS NULL, row) = 1",
-        "row",
+    db.stage(
+        "rows",
+        "SELECT row_number() OVER (ORDER BY row) - 1 AS number, id, time::DOUBLE AS time, shown, label FROM (SELECT * "
+        "FROM given QUALIFY row_number() OVER (PARTITION BY id, time ORDER BY label IS NULL, row) = 1) ORDER BY number",
+        "numbering rows",
+    )
+    db.stage(
+        "codes",
+        "SELECT id, row_number() OVER (ORDER BY id) - 1 AS code FROM (SELECT DISTINCT id FROM rows)",
+        "numbering entities",
     )
     ((num_kept,),) = db.execute("SELECT count(*) FROM rows")
     if num_kept < num_given:
@@ -298,94 +294,6 @@ def _read_table(db: Database, config: Settings, table: NodeTable) -> tuple[str, 
             count(num_given - num_kept, "row is", "rows are"),
         )
     return source.name, time.startswith("epoch")
-
-
-def _count_events(
-    db: Database, keys: EventColumns, rows: RowTable, source: Source, column: str, time: str
-) -> tuple[str, bool]:
-    """Count the events of each entity in windows, into the stage ``rows``, as :func:`_read_table` does.
-
-    The windows follow each other from the first event. Each row is at the begin of a window, if its entity exists then:
-    since the time in its table, or since an earlier event.
-    """
-    are_dates, has_start = time.startswith("epoch"), db.has("starts")
-    rows.check_span(are_dates)
-    db.stage(
-        "events",
-        f"SELECT {source.text(column)} AS id, {time} AS time FROM {source.relation} "
-        f"WHERE {source.text(column)} IS NOT NULL",
-        "reading events",
-        ordered=False,
-    )
-    first, low, high, last = db.execute(
-        "SELECT min(time), quantile_disc(time, 0.05), quantile_disc(time, 0.95), max(time) FROM events"
-    )[0]
-    name, span, length = f"data.events: {source.name}", rows.span, rows.length
-    if first is None:
-        raise ValueError(f"{name}: there are no events")
-    for odd, away in ((first, low - first), (last, last - high)):
-        if away > FAR * max(high - low, length):
-            shown = str(np.datetime64(int(odd), "s")) if are_dates else f"{odd:g}"
-            raise ValueError(
-                f"{name}: the time {shown} is far from the others, and would make rows of all windows "
-                "between. Correct it, or leave it out"
-            )
-    first = (
-        first // 86400 * 86400 if are_dates and length % 86400 == 0 else first
-    )  # windows begin at midnight
-    number = int((last - first) // length) - 1
-    if number < 1:
-        raise ValueError(
-            f"{name}: its events last less than two windows of {span} (data.events.within). Give a "
-            "shorter window"
-        )
-    start = f"({first!r}::DOUBLE)"
-    form = "%Y-%m-%d" if length % 86400 == 0 else "%Y-%m-%d %H:%M:%S"
-    shown = (
-        f"strftime(make_timestamp((time * 1e6)::BIGINT), '{form}')"
-        if are_dates
-        else ("CASE WHEN time = floor(time) THEN time::BIGINT::VARCHAR ELSE time::VARCHAR END")
-    )
-    begin = (
-        "SELECT id, since AS begin FROM starts"
-        if has_start
-        else ("SELECT id, min(time) AS begin FROM events GROUP BY id")
-    )
-    label = "num" if keys.count is not None else "(num > 0)::BIGINT"
-    _number(
-        db,
-        f"""WITH counts AS (SELECT id, ceil((time - {start}) / {length!r})::BIGINT - 1 AS place, count(*) AS num
-        FROM events GROUP BY ALL), asked AS (SELECT id, place, {start} + place * {length!r} AS time FROM ({begin}),
-        (SELECT unnest(range(1, {number + 1})) AS place) WHERE begin {"<=" if has_start else "<"} {start} + place *
-        {length!r}), counted AS (SELECT id, time, coalesce(num, 0) AS num FROM asked LEFT JOIN counts USING (id, place))
-        SELECT id, time, {shown} AS shown, ({label})::VARCHAR AS label FROM counted""",
-        "time, id",
-    )
-    num, num_positive = db.execute("SELECT count(*), count(*) FILTER (label <> '0') FROM rows")[0]
-    if not num_positive:
-        raise ValueError(
-            f"{name}: no window of {span} has an event of an entity that exists when it begins "
-            "(data.events.within). Give a longer window"
-        )
-    log.info(
-        "%s: %s of %s have an event within %s", name, f"{num_positive:,}", count(num, "row"), span
-    )
-    return name, are_dates
-
-
-def _number(db: Database, sql: str, order: str) -> None:
-    """Number rows in an order, and the entities among them."""
-    db.stage(
-        "rows",
-        f"SELECT row_number() OVER (ORDER BY {order}) - 1 AS number, id, time::DOUBLE AS time, shown, "
-        f"label FROM ({sql}) ORDER BY number",
-        "numbering rows",
-    )
-    db.stage(
-        "codes",
-        "SELECT id, row_number() OVER (ORDER BY id) - 1 AS code FROM (SELECT DISTINCT id FROM rows)",
-        "numbering entities",
-    )
 
 
 def _read_start(db: Database, entities: NodeTable, column: str) -> None:

@@ -18,7 +18,6 @@ from parallel_epochs.pipeline.data.tables.columns import (
     TIME,
     TYPE,
     EdgeColumns,
-    EventColumns,
     Events,
     Named,
     NodeColumns,
@@ -65,7 +64,6 @@ class Settings(Protocol):
     nodes: NodeColumns
     edges: EdgeColumns
     rows: RowColumns
-    events: EventColumns
     label_table: str | None
     label_type: str | None
     metric: str | None
@@ -354,9 +352,7 @@ def _node_table(
         return NodeTable(replace(plain, text_features=features), path, empty=config.empty)
     labels = own.label_columns() if config.reads_labels else []
     if rows is not None:
-        made = "rmse" if config.events.count else "rocauc"
-        metric = config.metric or (None if rows.labels is None else made)
-        return NodeTable(own, path, labels, "time", TIME, "zero", metric)
+        return NodeTable(own, path, labels, "time", TIME, "zero", config.metric)
     split = config.split or ("column" if own.split_column is not None else "random")
     by = {"column": own.split_column, "random": config.split_by, "time": time}[split]
     if split == "random" and by is not None:
@@ -428,49 +424,23 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
     """Describe the label table of a schema; none without one.
 
     Raises:
-        ValueError: it is not said which nodes or edges it is of.
+        ValueError: it is not said which nodes it is about.
     """
-    events, labels, made = config.events, config.rows, None
-    if config.label_table is None and events.table is None:
+    if config.label_table is None:
         return None
-    if events.table is not None and config.label_table is None:
-        if events.table not in draft.edges:
-            raise ValueError(
-                f"data.events names {events.table}, which is no table of edges; there are "
-                f"{', '.join(draft.edges)}"
-            )
-        made = events.table, events.of
-    key, within = "data.rows.within", labels.within
-    if events.within:
-        key, within = "data.events.within", events.within
-    if made is not None and events.within is None:
-        raise ValueError(
-            "data.events needs within, the span of time that its labels look ahead, as in "
-            "data.events={count: orders, within: 30d}"
-        )
-    ends = {
-        (name, end): kind
-        for name, (_, *kinds) in draft.edges.items()
-        for end, kind in zip(("source", "target"), kinds)
-    }
-    of_events = ends.get((str(events.table), events.of))
     only = next(iter(draft.nodes)) if len(draft.nodes) == 1 else None
-    entity = labels.type or of_events or only or ""
-    if entity not in draft.nodes or made is not None and entity != of_events:
+    entity, within = config.rows.type or only, config.rows.within
+    if entity not in draft.nodes:
         raise ValueError(
             f"data.rows.type={entity or 'null'} must name the type of the nodes that the label table is about: one "
-            f"of {', '.join(draft.nodes) if made is None else of_events}"
+            f"of {', '.join(draft.nodes)}"
         )
     timed = [
         (name, end)
-        for (name, end), kind in ends.items()
-        if kind == entity and draft.edges[name][0].time is not None
+        for name, (own, *kinds) in draft.edges.items()
+        for end, kind in zip(("source", "target"), kinds)
+        if kind == entity and own.time is not None
     ]
-    if made is not None and made not in timed:
-        raise ValueError(
-            f"data.events: the table {made[0]} needs a column of times: data.edges.time, or time in its "
-            "part of data.schema"
-        )
     names = [name for name, _ in timed]
     found = [
         Events(
@@ -481,17 +451,15 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
         )
         for name, end in timed
     ]
-    length = 0.0 if within is None else length_of(key, within)
+    length = 0.0 if within is None else length_of(within)
     has_age = config.time_column is not None and draft.nodes[entity].path is not None
-    return RowTable(entity, found, within, length, has_age, made)
+    return RowTable(entity, found, within, length, has_age)
 
 
 def _add_rows(config: Settings, draft: _Draft, rows: RowTable) -> None:
     """Let the rows of a label table be nodes of a type, with an edge from the node that each is about."""
     _refuse_names(draft, [TYPE], [RELATION])
     path = config.label_table
-    if rows.labels is not None:
-        path = draft.edges[rows.labels[0]][0].path
     for name, (own, source, target) in draft.edges.items():
         draft.edges[name] = replace(without_labels(own), split_column=None), source, target
     draft.nodes[TYPE] = NodeColumns(
@@ -500,7 +468,7 @@ def _add_rows(config: Settings, draft: _Draft, rows: RowTable) -> None:
         features=rows.columns(),
         log1p=rows.logarithms(),
         standardize=True,
-        label=config.rows.label,
+        label="label",
     )
     columns = EdgeColumns(path=path, source=ROWS, target="id")
     draft.edges[RELATION] = columns, TYPE, rows.entity
@@ -677,15 +645,14 @@ def check_tables(config: Settings) -> None:
     """
     schema = read_schema(config)
     if config.label_table is not None:
-        path, keys = cast(Path, schema.nodes[TYPE].path), config.rows
+        path = cast(Path, schema.nodes[TYPE].path)
         if not heads.is_there(path):
             raise ValueError(
                 f"data.label_table={config.label_table} does not exist; its full path is "
                 f"{path.absolute()}"
             )
         names = ("id", "time", "label") if config.reads_labels else ("id", "time")
-        named = [(f"data.rows.{name}", getattr(keys, name, name)) for name in names]
-        heads.check("data.rows", path, None, named)
+        heads.check("data.rows", path, None, [("data.label_table", name) for name in names])
     for part, tables in (("nodes", schema.nodes), ("edges", schema.edges)):
         for name, own in tables.items():
             if is_made(own):

@@ -420,43 +420,10 @@ def test_batches_have_each_training_row_once_with_the_node_that_it_asks_about(ov
         )
 
 
-@pytest.mark.parametrize(
-    ("made", "metric", "start"),
-    [("any", "rocauc", []), ("count", "rmse", ["data.time_column=since"])],
-)
-def test_events_become_rows_at_the_begin_of_each_window_of_entities_that_exist_then(
-    made, metric, start, folder
-):
-    keys = [
-        key
-        for key in keys_of(folder)
-        if not key.startswith(
-            ("data.label_table", "data.rows", "data.metric", "data.train_until", "data.valid_until")
-        )
-    ]
-    data = (
-        open_graph(
-            cli.compose_config([*keys, f"data.events={{{made}: orders, within: 20}}", *start])
-        )
-        .parts[0]
-        .data
-    )
-    orders, expected = make_orders(), []
-    for time in range(20, 100, 20):
-        for number in sorted(range(30), key=lambda number: f"u{number}"):
-            own = orders[orders.user == f"u{number}"].day
-            if (2 * number <= time) if start else (own < time).any():
-                expected.append((number, int(((own > time) & (own <= time + 20)).sum())))
-    first = data.types.nodes_of("label").start
-    assert orders.day.min() == 0 and data.metric == metric
-    label = [count if made == "count" else int(count > 0) for _, count in expected]
-    assert find_ends(data)[:, 0].tolist() == [number for number, _ in expected]
-    assert data.y[first:, 0].tolist() == label
-
-
 def test_the_labels_of_a_graph_with_one_type_of_nodes_have_times(tmp_path):
     orders = make_orders().assign(item=lambda table: "u" + table.item.str[1:])
     orders.to_csv(tmp_path / "orders.csv", index=False)
+    make_labels(orders).to_csv(tmp_path / "labels.csv", index=False)
     keys = [
         "data=tables",
         f"data.folder={tmp_path}",
@@ -470,7 +437,8 @@ def test_the_labels_of_a_graph_with_one_type_of_nodes_have_times(tmp_path):
         "model.hidden_channels=8",
         "train.epochs=1",
         "task.base=none",
-        "data.events={any: edge, within: 20}",
+        "data.label_table=labels.csv",
+        "data.rows.within=20",
         f"cache_dir={tmp_path / 'cache'}",
     ]
     assert np.isfinite(train(cli.compose_config(keys), tmp_path / "run")["best_valid"])
@@ -516,9 +484,6 @@ def test_wrong_label_tables_are_refused_in_one_line(change, message, folder, tmp
     assert "\n" not in str(caught.value)
 
 
-EVENTS = "data.events={any: orders, within: 20}"
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -534,23 +499,6 @@ EVENTS = "data.events={any: orders, within: 20}"
         (["train.label_input=0.5"], "train.label_input"),
         (["data.components=largest"], "data.components=largest"),
         (["task.type=user"], "task.type=user"),
-        (
-            ["data.label_table=null", "data.events={any: carts, within: 20}"],
-            "no table of edges; there are orders",
-        ),
-        (["data.label_table=null", "data.events={any: orders}"], "data.events needs within"),
-        (
-            [
-                "data.label_table=null",
-                "data.rows.within=null",
-                "data.events={any: orders, within: 100}",
-            ],
-            "less than two",
-        ),
-        (
-            ["data.label_table=null", "data.rows.type=item", EVENTS],
-            "data.rows.type=item must name .* user",
-        ),
     ],
 )
 def test_wrong_keys_are_refused_in_one_line(overrides, message, folder):
@@ -579,28 +527,6 @@ def test_training_labels_that_tell_of_the_time_of_validation_are_reported(folder
         "the 21 of 30 training rows end later than the first validation row, so that their labels tell of its time. "
         "Leave out the rows between data.train_until and the first validation row"
     ]
-
-
-@pytest.mark.parametrize(
-    "days, message",
-    [
-        ([0, 45], "no window of 20 has an event"),
-        ([*range(60), 99_999], "the time 99999 is far from the others"),
-        ([-99_999, *range(60)], "the time -99999 is far from the others"),
-    ],
-    ids=str,
-)
-def test_windows_without_an_event_and_odd_times_are_refused(days, message, tmp_path):
-    orders = pd.DataFrame({"user": "u0", "item": "i0", "paid": 1.0, "day": days})
-    write_purchases(tmp_path, orders)
-    with pytest.raises(ValueError, match=message):
-        opened(
-            tmp_path,
-            "data.label_table=null",
-            EVENTS,
-            "data.train_until=null",
-            "data.valid_until=null",
-        )
 
 
 @pytest.mark.slow
