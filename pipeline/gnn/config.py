@@ -891,7 +891,6 @@ class NewTableConfig:
         "that of the training was.",
         is_path=True,
     )
-    table: str | None = key(None, "Name of the table in a DuckDB file (data=tables).")
 
 
 @dataclass

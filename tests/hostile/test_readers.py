@@ -171,16 +171,6 @@ def zstd(content: bytes) -> bytes:
     return b"\x28\xb5\x2f\xfd" + lzma.compress(content)
 
 
-def duckdb_of(sql: str) -> Write:
-    def write(folder: Path) -> None:
-        import duckdb
-
-        with duckdb.connect(str(folder / "edges.duckdb")) as db:
-            db.execute(sql)
-
-    return write
-
-
 def changed(name: str, **values: object) -> Write:
     """Change the keys of a dict that torch.save wrote; None deletes a key."""
 
@@ -204,18 +194,6 @@ def on(file: str, of: str = EDGES) -> str:
     return of + file
 
 
-def database(file: str) -> str:
-    return f"{TABLES.replace('edges.csv', file)} data.edges.table=edges"
-
-
-ENDLESS = (
-    "CREATE VIEW edges AS WITH RECURSIVE c(source) AS (SELECT 1 UNION ALL SELECT source + 1 FROM c) "
-    "SELECT source, source + 1 AS target FROM c"
-)
-A_VIEW = (
-    "data.edges.table=edges: edges.duckdb has no such table; there are none. A view is not read, since it can "
-    "read other files: save its rows by CREATE TABLE"
-)
 CUT_SHORT = (
     "{} is damaged or cut short: Compressed file ended before the end-of-stream marker was reached"
 )
@@ -237,16 +215,6 @@ CASES = [
     *(
         Case(f"a {kind} as {name}", typed, nothing_of(name, kind), special(name, kind), 60)
         for name, kind, typed in SPECIAL
-    ),
-    *(
-        Case(
-            f"an endless view, {rows}",
-            database("edges.duckdb"),
-            A_VIEW,
-            duckdb_of(ENDLESS + where),
-            60,
-        )
-        for rows, where in (("with rows", ""), ("without", " WHERE source < 0"))
     ),
     Case(
         "an array of a node too far",

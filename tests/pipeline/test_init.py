@@ -116,23 +116,3 @@ def test_the_commands_that_it_names_run(tmp_path, label):
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == len(
         LINES[label.partition(".")[0]]
     )
-
-
-@pytest.mark.slow
-def test_a_folder_and_a_label_train_and_predict_other_tables(tmp_path):
-    write(tmp_path / "shop", LINES)
-    found = shell(
-        "pipeline.train",
-        "data=tables",
-        "data.folder=shop",
-        "data.label=customers.tier",
-        "train.epochs=2",
-        "hydra.run.dir=runs/shop",
-        cwd=tmp_path,
-    )
-    assert found.returncode == 0, found.stderr
-    write(tmp_path / "tomorrow", LINES)
-    found = shell(
-        "pipeline.predict", "run=runs/shop", "data.folder=tomorrow", "output=p.csv", cwd=tmp_path
-    )
-    assert found.returncode == 0 and "60 nodes" in found.stdout, found.stderr

@@ -40,7 +40,6 @@ class NodeColumns:
         "Path of the table of nodes. Default: no table; the nodes are the ids that the edges name.",
         names_files=True,
     )
-    table: str | None = key(None, "Name of the table in a DuckDB file.", shapes_graph=True)
     csv: dict[str, str] = _csv_key()
     id: str = key("id", "Column of the nodes' ids, of any type.", shapes_graph=True)
     features: list[str] = key(
@@ -147,7 +146,6 @@ class EdgeColumns:
     """The table of edges."""
 
     path: str | None = key(None, "Path of the table of edges.", names_files=True)
-    table: str | None = key(None, "Name of the table in a DuckDB file.", shapes_graph=True)
     csv: dict[str, str] = _csv_key()
     source: str = key("source", "Column of the ids of the source nodes.", shapes_graph=True)
     target: str = key("target", "Column of the ids of the target nodes.", shapes_graph=True)

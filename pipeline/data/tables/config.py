@@ -5,12 +5,10 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
-
-import yaml
 
 from parallel_epochs.pipeline.data.base_config import (
     NO_FILE,
@@ -38,14 +36,12 @@ from parallel_epochs.pipeline.run.errors import install_command
 
 @dataclass
 class TablesConfig(DataConfig):
-    """Tables of edges and nodes: CSV, TSV, Parquet or DuckDB, with ids of any type. They may exceed memory."""
+    """Tables of edges and nodes: CSV, TSV or Parquet, with ids of any type. They may exceed memory."""
 
     is_stored: ClassVar[bool] = True
     other_keys: ClassVar[tuple[str, ...]] = (
         "nodes.path",
         "edges.path",
-        "nodes.table",
-        "edges.table",
         "folder",
         "schema",
         "label_table",
@@ -54,6 +50,8 @@ class TablesConfig(DataConfig):
     reads_labels = True
     fixed: ClassVar[dict[str, Any]] = {
         "dangling": "drop",
+        "edges.table": None,
+        "nodes.table": None,
         "nodes.text_words": 1,
         "nodes.char_lengths": [2, 4],
         "nodes.tag_separator": "|",
@@ -61,8 +59,7 @@ class TablesConfig(DataConfig):
     links: ClassVar[str] = "edges"
     source: str = key(
         "tables",
-        "Tables of edges and nodes: files that end in .csv, .tsv (perhaps with .gz) or "
-        ".parquet, or tables in a DuckDB file.",
+        "Tables of edges and nodes: files that end in .csv, .tsv (perhaps with .gz) or .parquet.",
         shapes_graph=True,
     )
     folder: str | None = key(
@@ -70,11 +67,6 @@ class TablesConfig(DataConfig):
         "Folder to which the paths of the tables are relative. Default: the current folder.",
         is_path=True,
         names_files=True,
-    )
-    label: str | None = key(
-        None,
-        "Column of the labels, as TABLE.COLUMN. A schema of the tables in data.folder is "
-        "guessed, in place of data.schema. `parallel-epochs init` writes it to a file.",
     )
     nodes: NodeColumns = field(default_factory=NodeColumns)
     edges: EdgeColumns = field(default_factory=EdgeColumns)
@@ -168,15 +160,14 @@ class TablesConfig(DataConfig):
     def check_others(self, given: dict[str, str | None], run: Path) -> None:
         others = self._others()
         for name, value in given.items():
-            if name.replace(".table", ".path") not in [*others, "data.folder"]:
+            if name not in [*others, "data.folder"]:
                 raise ValueError(
                     f"{name}={value}: {run} was trained without it. Name other tables by "
                     f"{' and '.join(others)}"
                 )
         for part, path in (("nodes", self.nodes.path), ("edges", self.edges.path)):
-            if f"data.{part}.path" in given:  # of a file that may have no tables of several names
-                given.setdefault(f"data.{part}.table", None)
-            elif "data.folder" in given and path is not None and Path(path).is_absolute():
+            is_moved = "data.folder" in given and f"data.{part}.path" not in given
+            if is_moved and path is not None and Path(path).is_absolute():
                 raise ValueError(
                     f"data.folder={given['data.folder']}: {run} was trained on {path}, which is in no "
                     f"folder. Name another table by data.{part}.path"
@@ -266,32 +257,6 @@ class TablesConfig(DataConfig):
     def may_have_text_scores(self) -> bool:
         return any(own.columns.text_features == "scores" for own in self.tables.nodes.values())
 
-    def completed(self) -> "TablesConfig":
-        """Return the configuration with a guessed schema in place of data.label.
-
-        Raises:
-            ValueError: no folder is given, or something else names tables, too.
-        """
-        if self.label is None:
-            return self
-        check_packages()
-        named = (self.schema, self.nodes.path, self.edges.path)
-        if self.folder is None or any(value is not None for value in named):
-            raise ValueError(
-                f"data.label={self.label} guesses a schema of the tables in data.folder. Give data.folder, "
-                "and leave data.schema, data.nodes.path and data.edges.path out"
-            )
-        from parallel_epochs.pipeline.data.tables.guess import guess  # imports torch
-
-        found = guess(self.folder, self.label)
-        return replace(
-            self,
-            label=None,
-            schema=yaml.safe_load(found.schema),
-            metric=self.metric or found.keys.get("data.metric"),
-            duplicates=found.keys.get("data.duplicates", self.duplicates),
-        )
-
     def check(self) -> None:
         check_packages()
         if self.folder is not None:
@@ -367,8 +332,8 @@ class TablesConfig(DataConfig):
         if tables.labelled is None:
             refuse_without_labels(
                 str(self.nodes.path or self.origin()),
-                "name their column by data.nodes.label, by data.label, or by label below its type of "
-                "nodes in data.schema",
+                "name their column by data.nodes.label, or by label below its type of nodes in "
+                "data.schema",
             )
 
     def check_links(self, relation: object = None) -> None:

@@ -284,7 +284,7 @@ def _read(stamp: tuple[tuple[Path, int, int], ...]) -> list[Table]:
 def _profile(db: Database, place: int, path: Path) -> Table:
     """Count the cells of a table, which the database keeps as texts."""
     csv = _sniff(heads.members(path))
-    source = open_source(db, f"table {path.name}", path, None, csv)
+    source = open_source(db, f"table {path.name}", path, csv)
     lists = [name for name, kind in source.columns.items() if is_nested(kind)]
     cells = [
         f"{'NULL' if name in lists else source.text(name)} AS {quote(name)}"

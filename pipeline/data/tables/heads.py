@@ -3,31 +3,18 @@
 from collections.abc import Iterable, Mapping
 from csv import Error, reader
 from pathlib import Path
-from typing import Any
 
 from parallel_epochs.pipeline.data.columns import as_text, lines_of, open_unzipped
 from parallel_epochs.pipeline.run import files, limits
-from parallel_epochs.pipeline.run.errors import one_line
 
 # One of these separates columns.
 MARKS = (",", ";", "\t", "|")
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
-# A view or a default value in somebody's database can then read no other file and reach no network.
-CLOSED: dict[str, Any] = {
-    "enable_external_access": False,
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "threads": 1,
-}
-# The tables of a database and their columns, without views.
-TABLES = """SELECT table_name, list(column_name ORDER BY column_index) FROM duckdb_columns()
-    WHERE schema_name = 'main' AND table_oid IN (SELECT table_oid FROM duckdb_tables()) GROUP BY ALL ORDER BY 1"""
 
 
 def check(
     key: str,
     path: Path,
-    table: str | None,
     named: list[tuple[str, str]],
     csv: Mapping[str, str] | None = None,
 ) -> None:
@@ -35,7 +22,6 @@ def check(
 
     Args:
         key: of the table, "data.nodes" or "data.edges".
-        table: its name, in a DuckDB file.
         named: the columns that are read, each with the key that names it.
         csv: how a file of text is written.
 
@@ -45,45 +31,10 @@ def check(
     first = expand(key, path)[0]
     if first.suffix == ".parquet":
         columns = _parquet_columns(first)
-    elif first.name.endswith(SUFFIXES):
-        columns = read_head(first, csv or {})
     else:
-        columns = database_columns(key, first, table)
+        columns = read_head(first, csv or {})
     for option, column in named:
         require(option, column, str(path), columns)
-
-
-def database_columns(key: str, path: Path, table: str | None) -> list[str]:
-    """Return the columns of a table of a DuckDB file.
-
-    Args:
-        key: of the table, "data.nodes" or "data.edges".
-
-    Raises:
-        ValueError: it is no such file, cannot be read or has no such table, or no table is named.
-    """
-    import duckdb
-
-    with files.open_file(path) as file:
-        is_database = file.read(12).endswith(b"DUCK")
-    if not is_database:
-        raise ValueError(
-            f"{path} is no table that can be read: its name ends in none of {', '.join(SUFFIXES)}, and it "
-            "is no DuckDB file. Write the tables of another database as files of Parquet"
-        )
-    if table is None:
-        raise ValueError(f"{path} is a DuckDB file: name its table by {key}.table")
-    try:
-        with duckdb.connect(str(path), read_only=True, config=CLOSED) as connection:
-            tables = dict(connection.execute(TABLES).fetchall())
-    except duckdb.Error as error:
-        raise ValueError(f"{path} cannot be read: {one_line(error)}") from None
-    if table not in tables:
-        raise ValueError(
-            f"{key}.table={table}: {path} has no such table; there are {', '.join(tables) or 'none'}. A "
-            "view is not read, since it can read other files: save its rows by CREATE TABLE"
-        )
-    return tables[table]
 
 
 def require(key: str, column: str, name: str, columns: Iterable[str]) -> None:
@@ -127,12 +78,17 @@ def expand(key: str, path: Path) -> list[Path]:
     """Return the files that a path means, which are all of one kind.
 
     Raises:
-        ValueError: there is none, or there are several kinds.
+        ValueError: there is none, there are several kinds, or the kind is unknown.
     """
     paths = members(path)
     if not paths:
         raise ValueError(
             f"{path} holds no table: there is no file that ends in {', '.join(SUFFIXES)} ({key})"
+        )
+    if not paths[0].name.endswith(SUFFIXES):
+        raise ValueError(
+            f"{paths[0]} is no table that can be read: its name ends in none of {', '.join(SUFFIXES)}. Write "
+            f"the tables of a database as files of Parquet ({key})"
         )
     kinds = {next(filter(path.name.endswith, SUFFIXES), path.suffix) for path in paths}
     if len(kinds) > 1:

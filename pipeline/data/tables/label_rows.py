@@ -126,7 +126,7 @@ def open_table(db: Database, table: NodeTable | EdgeTable) -> Source:
     if is_made(table):
         name = str(table.path)
         return Source(db, "data.rows", f"rows of {name}", MADE, [(MADE, name)], db.columns(MADE))
-    source = open_source(db, table.key, table.path, table.columns.table, table.columns.csv)
+    source = open_source(db, table.key, table.path, table.columns.csv)
     columns = table.columns
     if ROW == (columns.id if isinstance(columns, NodeColumns) else columns.source):
         source = source.with_rows(ROW)
@@ -249,7 +249,7 @@ def _read_table(db: Database, table: NodeTable, *, reads_labels: bool) -> tuple[
     are dates.
     """
     assert table.path is not None
-    source = open_source(db, "data.label_table", table.path, None)
+    source = open_source(db, "data.label_table", table.path, {})
     for column in ("id", "time", *(["label"] if reads_labels else [])):
         source.require("data.label_table", column)
     id, shown = source.text("id"), source.text("time")
@@ -300,7 +300,7 @@ def _read_start(db: Database, entities: NodeTable, column: str) -> None:
     """Read the time since which each entity exists into the stage ``starts``."""
     assert entities.path is not None
     columns = entities.columns
-    source = open_source(db, "data.nodes", entities.path, columns.table, columns.csv)
+    source = open_source(db, "data.nodes", entities.path, columns.csv)
     source.require("data.time_column", column)
     time = source.time(column, "data.time_column", may_be_empty=True)
     db.stage(

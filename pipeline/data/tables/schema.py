@@ -36,7 +36,6 @@ NODE_TYPE, EDGE_TYPE = "node", "edge"
 # Keys of a table that do not say what a model reads: other tables may have others.
 NO_INPUTS = (
     "path",
-    "table",
     "csv",
     "id",
     "label",
@@ -47,8 +46,14 @@ NO_INPUTS = (
     "target",
     "time",
 )
-# Keys of tables of nodes that earlier versions had, with the values that are fixed now. Hashes count the first ones.
-GONE = {"max_categories": 256, "text_words": 1, "char_lengths": [2, 4], "tag_separator": "|"}
+# Keys of tables that earlier versions had, with the values that are fixed now. Hashes count those of the first two.
+OF_EDGES: dict[str, Any] = {"table": None}
+OF_NODES = OF_EDGES | {
+    "max_categories": 256,
+    "text_words": 1,
+    "char_lengths": [2, 4],
+    "tag_separator": "|",
+}
 UNHASHED = {"log_label": False, "quantiles": []}
 # How a file of text is written.
 CSV = ("delim", "encoding", "decimal_separator", "thousands", "dateformat")
@@ -241,7 +246,7 @@ def _chosen(columns: NodeColumns | EdgeColumns, left_out: tuple[str, ...]) -> di
         if ((before := meaning_of(type(columns), name).before) is None or value != before)
         and not (name in later and value is None)
     }
-    own |= {} if is_edges else GONE
+    own |= OF_EDGES if is_edges else OF_NODES
     return {name: value for name, value in own.items() if name not in left_out}
 
 
@@ -391,7 +396,6 @@ def _add_labelled(draft: _Draft, name: str) -> None:
         draft.ends[name] = own.source, own.target
     draft.nodes[name] = NodeColumns(
         path=own.path,
-        table=own.table,
         csv=own.csv,
         id=own.id or ROW,
         features=[*([] if own.weight is None else [own.weight]), *own.features],
@@ -405,9 +409,7 @@ def _add_labelled(draft: _Draft, name: str) -> None:
         split_column=own.split_column,
     )
     for end, column, kind in zip(("source", "target"), (own.source, own.target), kinds):
-        columns = EdgeColumns(
-            path=own.path, table=own.table, csv=own.csv, source=own.id or ROW, target=column
-        )
+        columns = EdgeColumns(path=own.path, csv=own.csv, source=own.id or ROW, target=column)
         draft.edges[f"{name}_{end}"] = columns, name, str(kind)
 
 
@@ -578,7 +580,7 @@ VALUES: dict[Any, str] = {
 def _merge(kind: type[Keys], keys: object, where: str) -> Keys:
     """Make an object of keys in a schema."""
     given = _mapping(keys, where)
-    for name, value in (GONE | UNHASHED).items():
+    for name, value in (OF_NODES | UNHASHED).items():
         if name in given and given[name] == value:
             del given[name]
     if "${" in str(given):  # OmegaConf would read variables of the environment
@@ -652,7 +654,7 @@ def check_tables(config: Settings) -> None:
                 f"{path.absolute()}"
             )
         names = ("id", "time", "label") if config.reads_labels else ("id", "time")
-        heads.check("data.rows", path, None, [("data.label_table", name) for name in names])
+        heads.check("data.rows", path, [("data.label_table", name) for name in names])
     for part, tables in (("nodes", schema.nodes), ("edges", schema.edges)):
         for name, own in tables.items():
             if is_made(own):
@@ -692,7 +694,7 @@ def _check(own: NodeTable | EdgeTable, part: str) -> None:
             raise ValueError(f"data.split={own.split} needs {wanted}, a column of {path}")
     if wrong := columns.csv.keys() - CSV:
         raise ValueError(f"{key}.csv names {min(wrong)}; choose among {', '.join(CSV)}")
-    heads.check(key, path, columns.table, own.named, columns.csv)
+    heads.check(key, path, own.named, columns.csv)
 
 
 def is_made(own: NodeTable | EdgeTable) -> bool:

@@ -1,6 +1,5 @@
 """Tables in files, as DuckDB reads them: their formats, the values of their cells, and the first row that is wrong."""
 
-import hashlib
 import logging
 import re
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from parallel_epochs.pipeline.data.check import LARGEST_WHOLE, ROUNDED
 from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.tables import heads
 from parallel_epochs.pipeline.data.tables.heads import (
-    SUFFIXES,
     expand,
     read_head,
     separator_of,
@@ -357,29 +355,18 @@ def cast_time(text: str, kind: str = "TIMESTAMPTZ") -> str:
     return f"TRY_CAST(regexp_replace({text}, '\\s+([+-][0-9:]+)$', '\\1') AS {kind})"
 
 
-def open_source(
-    db: Database, key: str, path: Path, table: str | None, csv: Mapping[str, str] | None = None
-) -> Source:
+def open_source(db: Database, key: str, path: Path, csv: Mapping[str, str]) -> Source:
     """Open a table that :func:`heads.check` has seen: one file, a folder of files, or those that a pattern means.
 
     Args:
         key: of the configuration, "data.nodes" or "data.edges".
-        table: its name, in a DuckDB file.
         csv: how a file of text is written.
 
     Raises:
         ValueError: it is none of a format that is known; the message names the file.
     """
     paths = expand(key, path)
-    if len(paths) == 1 and not paths[0].name.endswith(SUFFIXES):
-        full = paths[0].absolute()
-        file = f"file_{hashlib.sha256(bytes(full)).hexdigest()[:16]}"  # once, whoever reads it
-        db.execute(f"ATTACH IF NOT EXISTS {literal(str(full))} AS {file} (READ_ONLY)")
-        name, relation = f"{path}, table {table}", f"{file}.{quote(str(table))}"
-        return Source(db, key, name, relation, [(relation, name)], db.columns(relation))
-    if table is not None:
-        raise ValueError(f"{key}.table={table}: {path} is not a DuckDB file. Leave it out")
-    if csv is None or paths[0].suffix == ".parquet":
+    if paths[0].suffix == ".parquet":
         csv = {}
     parts = [(_relation([path], csv), str(path)) for path in paths]
     columns = [db.columns(part) for part, _ in parts]

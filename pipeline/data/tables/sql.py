@@ -69,12 +69,8 @@ class Database:
         self._connection.execute(
             "SET TimeZone = 'UTC'"
         )  # in which times with a zone are written; not the machine's
-        # A path with a wildcard is looked up as a pattern before it is read. A database has a log beside it.
-        allowed = {
-            form
-            for path in paths
-            for form in (str(path.absolute()), pattern_of(path), f"{path.absolute()}.wal")
-        }
+        # A path with a wildcard is looked up as a pattern before it is read.
+        allowed = {form for path in paths for form in (str(path.absolute()), pattern_of(path))}
         self._connection.execute(
             f"SET allowed_paths = [{', '.join(map(literal, sorted(allowed)))}]"
         )

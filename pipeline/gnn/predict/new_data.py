@@ -124,9 +124,7 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
         "folder": new.folder,
         "schema": new.schema,
         "nodes.path": new.nodes.path,
-        "nodes.table": new.nodes.table,
         "edges.path": new.edges.path,
-        "edges.table": new.edges.table,
         "label_table": new.label_table,
     }
     given: dict[str, str | None] = {

@@ -106,9 +106,8 @@ REFUSED = {
         "pipeline.train",
         "trainer=node_embedding",
         "data=tables",
-        "data.edges.path=edges.db",
-        "data.edges.table=edges",
-    ): "data.edges.target=target: edges.db has no such column; there are source",
+        "data.edges.path=nodes.csv",
+    ): "data.edges.source=source: nodes.csv has no such column; there are id, label",
     (
         "pipeline.train",
         "data=smiles",
@@ -254,8 +253,6 @@ def test_help_and_the_default_run_need_no_extra(tmp_path):
 def test_what_is_refused_imports_no_torch(tmp_path):
     (tmp_path / "edges.csv").write_text("source,target\na,b\n")
     (tmp_path / "nodes.csv").write_text("id,label\na,x\nb,y\n")
-    with pytest.importorskip("duckdb").connect(str(tmp_path / "edges.db")) as db:
-        db.execute("CREATE TABLE edges (source INTEGER)")
     done = subprocess.run(
         [sys.executable, "-c", REMEMBER + RUNNER],
         input=json.dumps([[], list(REFUSED)]),

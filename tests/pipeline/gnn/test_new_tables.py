@@ -423,38 +423,17 @@ def test_an_exported_model_reads_tables(everything, tmp_path):
     assert torch.equal(found.rows, restored(everything).rows)
 
 
-@pytest.mark.slow
-def test_other_files_hold_the_tables(tmp_path):
-    """A file of other tables, or one without names of tables; and a folder that says nothing of an absolute path."""
-    duckdb = pytest.importorskip("duckdb")
-    write(tmp_path / "old")
-    with duckdb.connect(str(tmp_path / "tables.duckdb")) as connection:
-        for name in ("nodes", "edges"):
-            connection.execute(f"CREATE TABLE {name} AS FROM '{tmp_path / 'old' / name}.parquet'")
-            connection.execute(f"CREATE TABLE other_{name} AS FROM {name}")
-    database = str(tmp_path / "tables.duckdb")
-    run = trained(
-        tmp_path,
-        tmp_path / "old",
-        *CASES["everything"],
-        f"data.nodes.path={database}",
-        "data.nodes.table=nodes",
-        f"data.edges.path={database}",
-        "data.edges.table=edges",
+def test_a_folder_says_nothing_of_an_absolute_path(everything, tmp_path):
+    old = everything.folder.parent / "old"
+    data = replace(
+        everything.config.data,
+        nodes=replace(everything.config.data.nodes, path=str(old / "nodes.csv")),
     )
-    expected = restored(run).rows
-    files = restored(
-        run, nodes=tmp_path / "old" / "nodes.csv", edges=tmp_path / "old" / "edges.parquet"
-    )
-    assert torch.equal(files.rows, expected)
-    new = NewDataConfig(
-        nodes=NewTableConfig(database, "other_nodes"), edges=NewTableConfig(table="other_edges")
-    )
-    assert torch.equal(predicted(run, data=new).rows, expected)
+    run = replace(everything, config=replace(everything.config, data=data))
     with pytest.raises(
         ValueError, match="which is in no folder. Name another table by data.nodes.path"
     ):
-        restored(run, tmp_path / "old")
+        restored(run, tmp_path)
 
 
 def test_what_the_training_refused_or_dropped_is_so_in_other_tables(tmp_path, caplog):

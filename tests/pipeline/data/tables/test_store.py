@@ -9,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -173,19 +172,8 @@ def test_equal_to_the_graph_prepared_in_memory(tmp_path, columns, options, undir
     assert_equal(load(tmp_path, config), expected, has_loops=config.add_self_loops)
 
 
-def to_duckdb(path, **tables):
-    with duckdb.connect(str(path)) as connection:
-        for name, table in tables.items():
-            connection.register("given", table)
-            connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
-
-
 def write_as(kind: str, folder, nodes, edges) -> tuple[dict, dict]:
     """Write the tables in a format; returns what names them."""
-    if kind == "duckdb":
-        path = folder / "graph.db"
-        to_duckdb(path, nodes=nodes, edges=edges)
-        return {"path": "graph.db", "table": "nodes"}, {"path": "graph.db", "table": "edges"}
     if kind == "folder":
         (folder / "parts").mkdir()
         for number in range(3):
@@ -207,7 +195,7 @@ def write_as(kind: str, folder, nodes, edges) -> tuple[dict, dict]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["csv.gz", "tsv", "parquet", "duckdb"],
+    ["csv.gz", "tsv", "parquet"],
 )
 def test_every_format_gives_the_same_graph(tmp_path, kind):
     nodes, edges = random_tables()
