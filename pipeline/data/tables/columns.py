@@ -269,7 +269,7 @@ class EdgeColumns:
 
 @dataclass
 class RowColumns:
-    """What the label table (data.label_table) is about."""
+    """The nodes that the label table (data.label_table) asks about, and its span of time."""
 
     type: str | None = key(
         None,
