@@ -1,27 +1,15 @@
-"""Residual blocks, their norms, and the recomputation of activations in backward."""
+"""The norms of layers, and the recomputation of activations in backward."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 NORMS = {"layer": torch.nn.LayerNorm, "batch": torch.nn.BatchNorm1d}
 
-# From [num_nodes, channels] to [num_nodes, hidden_channels]: a convolution, or a norm with its relu and dropout.
-Map = Callable[[Tensor], Tensor]
 Result = TypeVar("Result")
-
-
-# A layer's output, of its input, its convolution, and its norm and activation, by `block`.
-BLOCKS: dict[str, Callable[[Tensor, Map, Map], Tensor]] = {
-    "res+": lambda h, convolve, activate: h + convolve(activate(h)),
-    "res": lambda h, convolve, activate: h + activate(convolve(h)),
-    "plain": lambda h, convolve, activate: activate(convolve(h)),
-    "dense": lambda h, convolve, activate: torch.cat([h, activate(convolve(h))], dim=1),
-}
 
 
 def recompute(model: torch.nn.Module, function: Callable[..., Result], *args) -> Result:

@@ -42,8 +42,7 @@ RUNS = {
     "reference kernel": f"{TOY} kernel=reference model.aggr=softmax_sum",
     "optimizer": f"{TOY} train.optimizer=adamw train.weight_decay=0.1 train.warmup_steps=7 "
     "train.clip_grad_norm=0.1",
-    "dense, checkpointing, power": f"{TOY} model.block=dense model.aggr=power "
-    "model.gradient_checkpointing=true",
+    "checkpointing": f"{TOY} model.gradient_checkpointing=true",
     "digits": "+experiment=digits train.epochs=3",
     "separate": "data=file data.path=COMPONENTS data.degrees=false data.components=separate "
     "data.node_features=log_sum partition.num_parts=2 train.epochs=3 model.num_layers=2",

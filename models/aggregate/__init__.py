@@ -8,7 +8,7 @@ from torch import Tensor
 from parallel_epochs.models import notice
 from parallel_epochs.models.aggregate import cpu, fused, reference
 from parallel_epochs.models.aggregate.cpu import SteepError
-from parallel_epochs.models.aggregate.reference import AGGREGATIONS
+from parallel_epochs.models.aggregate.reference import AGGREGATIONS, replace_power_of_one
 from parallel_epochs.models.aggregate.relation_table import count_exactly
 from parallel_epochs.models.edge_index import check_edges
 from parallel_epochs.models.kernels.choose import KERNELS, Fused
@@ -28,7 +28,6 @@ def aggregate(
     aggr: str = "softmax",
     t: float | Tensor = 1.0,
     p: float | Tensor = 1.0,
-    y: float | Tensor = 0.0,
     eps: float = 1e-7,
     num_dst: int | None = None,
     table: Float[Tensor, "num_relations channels"] | None = None,
@@ -54,8 +53,9 @@ def aggregate(
     """
     reference.check_aggr(aggr)
     check_tensors(x, edge_index, edge_attr, weight, bias, table)
-    options: dict[str, Any] = dict(aggr=aggr, t=t, p=p, y=y, eps=eps, num_dst=num_dst, table=table)
-    if not _why_reference(x, edge_index, edge_attr, weight, bias, table, (t, p, y), eps, kernel):
+    options: dict[str, Any] = dict(aggr=aggr, t=t, p=p, eps=eps, num_dst=num_dst, table=table)
+    why = dict(aggr=replace_power_of_one(aggr, p), scalars=(t, p), eps=eps)
+    if not _why_reference(x, edge_index, edge_attr, weight, bias, table, kernel, **why):
         try:
             return fused.aggregate(x, edge_index, edge_attr, weight, bias, **options)
         except SteepError as error:
@@ -140,16 +140,14 @@ def backend(
     kernel: str = "auto",
 ) -> str:
     """Name the implementation that :func:`aggregate` chooses for these arguments, as "fused-cpu (avx512)"."""
-    reason = _why_reference(x, edge_index, edge_attr, weight, bias, None, (), eps, kernel)
+    reason = _why_reference(x, edge_index, edge_attr, weight, bias, None, kernel, eps=eps)
     return KERNEL.describe(reason, x.device.type)
 
 
-def _why_reference(x, edge_index, edge_attr, weight, bias, table, scalars, eps, kernel) -> str:
+def _why_reference(x, edge_index, edge_attr, weight, bias, table, kernel, **options) -> str:
     """Return the reason why the reference runs, or an empty text if the fused kernel runs."""
     return KERNEL.why_reference(
         kernel,
         x.device.type,
-        lambda: fused.why_not_fused(
-            x, edge_index, edge_attr, weight, bias, table, scalars=scalars, eps=eps
-        ),
+        lambda: fused.why_not_fused(x, edge_index, edge_attr, weight, bias, table, **options),
     )

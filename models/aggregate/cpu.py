@@ -9,18 +9,17 @@ from typing import NamedTuple
 from torch import Tensor
 
 from parallel_epochs.models.aggregate import relation_table
+from parallel_epochs.models.aggregate.reduce import POWER_RANGE
 from parallel_epochs.models.kernels.layout import fill, read_structure
 from parallel_epochs.models.kernels.native import NativeLibrary
 from parallel_epochs.models.structure import Structure
 
-# The aggregations that the kernels compute, in the order of problem.h, whose POWER is the last, too. The others are
-# computed from these.
-KINDS = ("softmax", "softmax_sg", "power", "add", "max", "powermean")
-
+# The aggregations that the kernels compute, in the order of problem.h. The others are computed from these.
+KINDS = ("softmax", "softmax_sg", "powermean", "add", "max")
 
 # Up to these exponents of softmax, with and without gradients, rounding stays below a thousandth.
 STEEP, STEEP_FORWARD = 2.0**14, 2.0**20
-# The same bound for the exponents of power.
+# The same bound for the exponents of powermean.
 MAX_POWER = 64.0
 
 
@@ -51,8 +50,6 @@ class AggregateCall(NamedTuple):
         param: t or p, one element.
         aggr: one of `KINDS`.
         eps: added to every message.
-        low: power and powermean clamp messages, and the mean of their powers, from below to this.
-        high: they clamp these from above to this.
     """
 
     x: Tensor
@@ -64,14 +61,12 @@ class AggregateCall(NamedTuple):
     param: Tensor
     aggr: str
     eps: float
-    low: float
-    high: float
 
 
 def forward(call: AggregateCall, outputs) -> None:
     """Compute out, and those of stat and stat2 that have elements, into `outputs`."""
     power = float(call.param)
-    if call.aggr.startswith("power") and abs(power) > MAX_POWER:
+    if call.aggr == "powermean" and abs(power) > MAX_POWER:
         raise SteepError(f"p={power:g} is beyond {MAX_POWER:g}, the kernel's largest power")
     written = _nonempty(zip(("out", "stat", "stat2"), outputs, strict=True)) | {"out": outputs[0]}
     limit = STEEP if "stat" in written else STEEP_FORWARD
@@ -111,10 +106,11 @@ def _run(function, call: AggregateCall, order: tuple, *, num_others: int, limit=
         channels=call.x.size(1),
         edge_dim=0 if attr is None else attr.size(1) - (table is not None),
         num_relations=0 if table is None else table.size(0),
-        aggregation=KINDS.index(call.aggr.removesuffix("mean")),
-        fills=call.aggr == "powermean",
+        aggregation=KINDS.index(call.aggr),
         features=features,
         param=float(call.param),
+        low=POWER_RANGE[0],
+        high=POWER_RANGE[1],
         limit=limit,
     )
     status = function(ctypes.byref(problem))

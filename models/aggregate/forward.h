@@ -79,8 +79,7 @@ struct Forward {
 
   int run() {
     Output nothing = {};
-    if constexpr (std::is_same_v<Kind, Power>)
-      if (p.fills) nothing = kind.of_nothing();
+    if constexpr (std::is_same_v<Kind, Power>) nothing = kind.of_nothing();  // the mean's lower bound
     const int status = run_chunks(
         edges, p.num_threads, [&] { return Room(encoder); },
         [&](int64_t chunk, Room& room) {

@@ -5,8 +5,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.models import notice
-from parallel_epochs.models.aggregate import cpu, ops, relation_table
-from parallel_epochs.models.aggregate.reduce import POWER_RANGE, POWERMEAN_RANGE
+from parallel_epochs.models.aggregate import ops, relation_table
+from parallel_epochs.models.aggregate.reduce import root
 from parallel_epochs.models.aggregate.reference import replace_power_of_one
 from parallel_epochs.models.structure import find_structure
 
@@ -25,10 +25,11 @@ def why_not_fused(
     bias: Tensor | None = None,
     table: Tensor | None = None,
     *,
+    aggr: str = "",
     scalars: tuple = (),
     eps: float = 1e-7,
 ) -> str:
-    """Return the reason why the kernels cannot compute a call, or an empty text; `scalars` are t, p and y."""
+    """Return the reason why the kernels cannot compute a call, or an empty text; `scalars` are t and p."""
     for tensor in scalars:
         if isinstance(tensor, Tensor) and tensor.device != x.device:
             return f"tensors are on '{x.device}' and '{tensor.device}', but the kernel needs one device"
@@ -36,12 +37,16 @@ def why_not_fused(
         if tensor is not None and tensor.dtype not in _DTYPES:
             return f"a tensor has dtype {tensor.dtype}, but the kernel computes in float32"
     if any(isinstance(scalar, Tensor) and scalar.numel() != 1 for scalar in scalars):
-        return "t, p or y has more than one element"
-    if x.is_cuda and any(
-        not isinstance(scalar, Tensor) and abs(scalar) > limit
-        for scalar, limit in zip(scalars, (_MAX_GPU_T, cpu.MAX_POWER), strict=False)
+        return "t or p has more than one element"
+    if x.is_cuda and aggr == "powermean":
+        return "a GPU has no kernel of the power mean"
+    if (
+        x.is_cuda
+        and scalars
+        and not isinstance(scalars[0], Tensor)
+        and abs(scalars[0]) > _MAX_GPU_T
     ):
-        return f"t={scalars[0]} or p={scalars[1]} is too large for the GPU kernel's float32"
+        return f"t={scalars[0]} is too large for the GPU kernel's float32"
     return f"eps is {eps}, but the kernel needs messages that are not negative" if eps < 0 else ""
 
 
@@ -55,7 +60,6 @@ def aggregate(
     aggr: str,
     t: float | Tensor,
     p: float | Tensor,
-    y: float | Tensor,
     eps: float,
     num_dst: int | None,
     table: Float[Tensor, "num_relations channels"] | None = None,
@@ -86,7 +90,7 @@ def aggregate(
     if not x.is_cuda:  # whose kernel reads 16 bits as they are
         x, attr = _convert_to_float32(x, attr)
     kind = "add" if aggr == "mean" else aggr.removesuffix("_sum")
-    param = {"power": p, "powermean": p, "add": 1.0, "max": 1.0}.get(kind, t)
+    param = {"powermean": p, "add": 1.0, "max": 1.0}.get(kind, t)
     if not isinstance(param, Tensor):
         param = torch.full((), param, dtype=torch.float32, device=x.device)
 
@@ -95,25 +99,12 @@ def aggregate(
         tensor is not None and tensor.requires_grad for tensor in (x, *encoder)
     )
     structure = find_structure(edge_index, x.size(0), num_dst, by_source=save)
-    limits = POWERMEAN_RANGE if aggr == "powermean" else POWER_RANGE
-    call = ops.AggregateCall(x, structure, *encoder, kind, eps, *limits)
-    out, _, _ = ops.forward(call, save)
-    if aggr == "mean" or aggr.endswith("_sum"):
-        exponent = _spread(torch.as_tensor(y, dtype=torch.float32).sigmoid(), num_dst)
+    out, _, _ = ops.forward(ops.AggregateCall(x, structure, *encoder, kind, eps), save)
+    if aggr in ("mean", "softmax_sum"):
         degree = structure[0].diff().clamp(min=1).unsqueeze(1).to(out.dtype)
-        out = out / degree if aggr == "mean" else out * degree.pow(exponent)
+        out = out / degree if aggr == "mean" else out * root(degree)
     return out.to(dtype)
 
 
 def _convert_to_float32(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.float() for tensor in tensors]
-
-
-def _spread(scalar: Tensor, num_dst: int) -> Tensor:
-    """Repeat a scalar for every destination [num_dst, 1] if it has a gradient."""
-    if not scalar.requires_grad:
-        return scalar
-    # The scalar is expanded in two steps so that its gradient is summed in blocks of 1024. One long sum of torch would
-    # depend on the number of threads.
-    blocks = (num_dst + 1023) // 1024
-    return scalar.reshape(1, 1).expand(blocks, 1).expand(blocks, 1024).reshape(-1, 1)[:num_dst]

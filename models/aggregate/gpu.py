@@ -29,9 +29,8 @@ MAX_CHUNKS, MIN_CHUNK = 8192, 256
 DOT_FROM = 16
 PACK_ROWS = 16
 _GROUP = 128
-# Larger exponents (t times a message, in powers of two) and larger p are refused: float32 would round gradients by
-# more than 0.6 %.
-STEEP, MAX_POWER = 2.0**17, 64.0
+# Larger exponents (t times a message, in powers of two) are refused: float32 would round gradients by more than 0.6 %.
+STEEP = 2.0**17
 _plans = WeakIdKeyDictionary()
 
 
@@ -124,8 +123,6 @@ def _describe_messages(call: ops.AggregateCall) -> dict[str, Any]:
         bias=call.bias if is_raw else None,
         parameter=call.param,
         eps=call.eps,
-        low=call.low,
-        high=call.high,
         KIND=call.aggr,
         FEATURES=features,
         **_choose_sizes(call.x.size(1), call.weight),
@@ -148,16 +145,10 @@ def launch(kernel, grid: tuple[int, int], *args, **options) -> None:
 def forward(call: ops.AggregateCall, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`models.aggregate.ops.forward`; x and attr in float32 or 16 bits, everything else in float32."""
     out, stat, stat2 = ops.allocate_outputs(call, save)
-    fills, aggr = call.aggr == "powermean", call.aggr.removesuffix("mean")
     if out.numel() == 0:
         return out, stat, stat2
-    if aggr == "power":
-        torch._assert_async(
-            ~(call.param.abs() > MAX_POWER).any(),
-            f"p is beyond {MAX_POWER:g}, too large for the GPU kernel's float32: set kernel=reference",
-        )
     assert call.table is None, "edges with relations are encoded beforehand"
-    call = contiguous(call._replace(aggr=aggr))
+    call = contiguous(call)
     x, messages = call.x, _describe_messages(call)
     block_e, num_warps = _choose_edges(messages, 512)
     cut = plan(Structure(*call.edges).by_destination, x.size(0), call.attr, block_e)
@@ -168,9 +159,7 @@ def forward(call: ops.AggregateCall, save: bool) -> tuple[Tensor, Tensor, Tensor
         **messages,
         out=out,
         stat=stat,
-        stat2=stat2,
         partial=_allocate(x, 2 * num_chunks, 3, channels),
-        FILLS=fills,
         SAVE=save,
     )
     with torch.cuda.device_of(x):
@@ -187,10 +176,7 @@ def backward(
     if call.x.numel() == 0 or results.grad.numel() == 0:
         return tuple(tensor.zero_() for tensor in grads)
     grad_x, grad_attr, grad_weight, grad_bias, _, grad_param = grads
-    results, call = (
-        contiguous(results),
-        contiguous(call._replace(aggr=call.aggr.removesuffix("mean"))),
-    )
+    results, call = contiguous(results), contiguous(call)
     x, attr, aggr = call.x, call.attr, call.aggr
     need_attr, need_weight, _ = needed
     messages, order = _describe_messages(call), Structure(*call.edges).by_source
@@ -200,7 +186,7 @@ def backward(
     num_chunks, block_d = cut.rows.size(1), messages["BLOCK_D"]
 
     with torch.cuda.device_of(x):
-        pairs, power_sums = _pack(results, aggr, block_d)
+        pairs = _pack(results, aggr, block_d)
 
         # With raw features, each block of channels has its own part of the gradient.
         attr_parts = grad_attr
@@ -239,8 +225,6 @@ def backward(
             grad_bias.copy_(total[edge_dim])
         if aggr == "softmax":
             grad_param.copy_(total[-1].sum())
-        elif aggr == "power":
-            grad_param.copy_(sum_rows(power_sums).sum())
         else:  # max and add have none
             grad_param.zero_()
     return tuple(grads)
@@ -267,22 +251,20 @@ def _allocate(x: Tensor, *shape: int) -> Tensor:
     return x.new_empty(shape, dtype=torch.float32)
 
 
-def _pack(results: ops.AggregateResults, aggr: str, block_d: int) -> tuple[Tensor, Tensor | None]:
-    """Return the tensor that the edges read at their destinations, and power's partial gradients for p."""
+def _pack(results: ops.AggregateResults, aggr: str, block_d: int) -> Tensor:
+    """Return the tensor that the edges read at their destinations."""
     grad = results.grad
     if aggr == "add":
-        return grad, None
+        return grad
     num_dst, channels = grad.shape
     num_packs, num_blocks = triton.cdiv(num_dst, PACK_ROWS), triton.cdiv(channels, block_d)
     pairs = _allocate(grad, num_dst, 2, channels)
-    power_sums = _allocate(grad, num_packs if aggr == "power" else 0, channels)
     is_gentle = grad.new_ones(1, dtype=torch.bool)
     launch(
         gpu_backward.pack,
         (num_packs, num_blocks),
-        *results,
+        *results[:3],
         pairs,
-        power_sums,
         is_gentle,
         num_dst,
         KIND=aggr,
@@ -297,7 +279,7 @@ def _pack(results: ops.AggregateResults, aggr: str, block_d: int) -> tuple[Tenso
             is_gentle,
             "t times a message is too large for the GPU kernel's float32: set kernel=reference",
         )
-    return pairs, power_sums
+    return pairs
 
 
 def sum_rows(values: Tensor) -> Tensor:

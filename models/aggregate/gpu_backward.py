@@ -41,9 +41,7 @@ def pack(
     grad,
     out,
     stat,
-    stat2,
     into,
-    sums,
     is_gentle,
     num_rows,
     KIND: tl.constexpr,
@@ -52,7 +50,7 @@ def pack(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Write the two numbers of each destination that its edges will read, and sum power's gradient for p.
+    """Write the two numbers of each destination that its edges will read.
 
     The grid is [blocks of destinations, blocks of channels].
 
@@ -60,9 +58,7 @@ def pack(
         grad: gradient of `out` [num_dst, D], float32.
         out: the first result of forward [num_dst, D], float32; softmax_sg does not read it.
         stat: the second result of forward [num_dst, D], float32.
-        stat2: the third result of forward [num_dst, D], float32; power alone reads it.
         into: [num_dst, 2, D], float32; written.
-        sums: sums over a block of destinations [blocks of destinations, D], float32; written if KIND is "power".
         is_gentle: one bool, true; becomes false if a softmax has finite `stat` beyond STEEP.
         num_rows: number of destinations.
         KIND: the aggregation, one of `ops.KINDS` but "add".
@@ -86,11 +82,6 @@ def pack(
     to = into + row[:, None] * 2 * D + channel[None, :]
     tl.store(to, first, mask=there)
     tl.store(to + D, second, mask=there)
-    if KIND == "power":
-        slope = tl.load(stat2 + offset, mask=there, other=0.0)
-        tl.store(
-            sums + tl.program_id(0).to(tl.int64) * D + channel, tl.sum(g * slope, 0), mask=in_d
-        )
 
 
 @triton.jit
@@ -145,7 +136,7 @@ def add_edges(p, own, state, sums, edge, other, attr_row, valid):
     first, second = load_pairs(p, other, there)
     z = tl.broadcast_to(own[0][None, :], first.shape)
     z = add_encoded(p, z, features, p.columns)
-    q, dparam = differentiate(make_message(z, p.eps), first, second, p.param, p.low, p.high, p.KIND)
+    q, dparam = differentiate(make_message(z, p.eps), first, second, p.param, p.KIND)
     q = tl.where(there & (z > 0.0), q, 0.0)
     if p.KIND == "softmax":
         param_sum += tl.sum(tl.where(there, dparam, 0.0), 0)

@@ -13,16 +13,15 @@ import triton.language as tl
 # x: features of the source nodes [num_src, D], float32, bfloat16 or float16.
 # attr: edge features [num_positions, K], encoded ones [num_positions, D]; or none.
 # weight, bias: the edge encoder of raw features [D, K] and [D], float32; or none.
-# parameter: t or p, one element, any floating point.
-# eps: added to every message. low, high: power clamps messages to these, and the mean of their powers to theirs.
-# KIND: the aggregation, one of `ops.KINDS`; of powermean it is "power".
+# parameter: t, one element, any floating point.
+# eps: added to every message. KIND: the aggregation, one of `ops.KINDS` but "powermean".
 # FEATURES: "none", "raw" (multiplied with `weight`) or "encoded" (added as they are). DOT: whether by tl.dot.
 # D, K: numbers of channels and of raw features. BLOCK_D: channels of a program. BLOCK_K: K up to a power of two.
 MESSAGES = (
-    *("x", "attr", "weight", "bias", "parameter", "eps", "low", "high"),
+    *("x", "attr", "weight", "bias", "parameter", "eps"),
     *("KIND", "FEATURES", "DOT", "D", "K", "BLOCK_K", "BLOCK_D"),
 )
-# A program loads these: its channels, which of them exist, columns of the weight, the bias, and t or p.
+# A program loads these: its channels, which of them exist, columns of the weight, the bias, and t.
 LOADED = ("channel", "in_d", "columns", "shift", "param")
 
 

@@ -25,13 +25,11 @@ from parallel_epochs.models.aggregate.gpu_kinds import (
 from parallel_epochs.models.kernels.walk import merge, walk
 
 # out: the result [num_dst, D], float32; written.
-# stat, stat2: further results of :func:`ops.forward` [num_dst, D], float32; written if SAVE and KIND has them.
+# stat: the second result of :func:`ops.forward` [num_dst, D], float32; written if SAVE and KIND has it.
 # partial: states of the rows that several chunks share [2 * num_chunks, 3, D], float32; written: the state of the row
 # that a chunk begins inside of at 2 * chunk, that of the row it ends inside of at 2 * chunk + 1.
-# FILLS: whether a row without edges gets the lower bound of the mean, and not 0. SAVE: whether backward will follow.
-Forward, ForwardProgram = extend(
-    "Forward", (*MESSAGES, "out", "stat", "stat2", "partial", "FILLS", "SAVE")
-)
+# SAVE: whether backward will follow.
+Forward, ForwardProgram = extend("Forward", (*MESSAGES, "out", "stat", "partial", "SAVE"))
 
 
 @triton.jit
@@ -74,7 +72,7 @@ def add_edges(p, own, state, sums, edge, node, attr_row, valid):
         other=0.0,
     )
     z = add_encoded(p, z.to(tl.float32) + p.shift[None, :], features, p.columns)
-    states = make_states(make_message(z, p.eps), valid[:, None], p.param, p.low, p.high, p.KIND)
+    states = make_states(make_message(z, p.eps), valid[:, None], p.param, p.KIND)
     return merge_states(state, states, p.param, p.KIND), sums
 
 
@@ -82,13 +80,11 @@ def add_edges(p, own, state, sums, edge, node, attr_row, valid):
 def store_row(p, at, state, degree, WHOLE: tl.constexpr):
     """Write a row's result, and what backward needs of it, or its unfinished state."""
     if WHOLE:
-        result, first, second = finish_state(state, degree, p.param, p.low, p.high, p.KIND, p.FILLS)
+        result, stat = finish_state(state, degree, p.param, p.KIND)
         offset = at * p.D + p.channel
         tl.store(p.out + offset, result, mask=p.in_d)
         if p.SAVE and p.KIND != "add":
-            tl.store(p.stat + offset, first, mask=p.in_d)
-        if p.SAVE and p.KIND == "power":
-            tl.store(p.stat2 + offset, second, mask=p.in_d)
+            tl.store(p.stat + offset, stat, mask=p.in_d)
     else:
         base, total, weighted = state
         to = p.partial + at * 3 * p.D + p.channel

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 DIFFERENTIABLE = ("x", "attr", "weight", "bias", "table", "param")
-_NUM_STATS = {"softmax": 1, "softmax_sg": 1, "power": 2, "powermean": 2, "add": 0, "max": 1}
+_NUM_STATS = {"softmax": 1, "softmax_sg": 1, "powermean": 2, "add": 0, "max": 1}
 
 
 def allocate_outputs(call: AggregateCall, save: bool):
@@ -45,7 +45,7 @@ def forward(call: AggregateCall, save: bool) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         out [num_dst, channels], float32, and two tensors of the same shape for backward. These are for softmax the log2
-        of the sum of exponentials, for power and powermean the log2 of the sum of powers (infinite where the mean was
+        of the sum of exponentials, for powermean the log2 of the sum of powers (infinite where the mean was
         clamped) and the derivative by p, for max the number of ties. A tensor that is not needed has no elements.
 
     Raises:
@@ -85,7 +85,7 @@ class AggregateResults(NamedTuple):
 
     Attributes:
         grad: gradient of `out` [num_dst, channels].
-        out, stat, stat2: the results of :func:`forward`; softmax, power, powermean and max need `out`.
+        out, stat, stat2: the results of :func:`forward`; softmax, powermean and max need `out`.
     """
 
     grad: Tensor
@@ -114,7 +114,7 @@ def _keep(output, call, save):
         "backward needs the edges sorted by source and what forward saves for it"
     )
     out, stat, stat2 = output
-    reads_out = call.aggr in ("softmax", "power", "powermean", "max")
+    reads_out = call.aggr in ("softmax", "powermean", "max")
     return (out if reads_out else None, stat, stat2), (stat, stat2)
 
 
@@ -155,11 +155,9 @@ def _differentiate_twice(needed, grad, call):
         *encoder,
         param,
         param,
-        0.0,
         aggr=call.aggr,
         eps=call.eps,
         num_dst=grad.size(0),
-        limits=(call.low, call.high),
     )
     return differentiate_again(needed, out, inputs, grad)
 

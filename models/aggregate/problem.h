@@ -5,7 +5,7 @@
 
 struct AggregationProblem {  // cpu.py reads its fields from here
   int64_t num_rows, num_others, num_edges, num_positions, channels, edge_dim, num_relations;
-  int64_t aggregation, fills, features, num_threads;  // `fills`: POWER gives rows without edges the mean's lower bound
+  int64_t aggregation, features, num_threads;
   int64_t ptr_wide, other_wide, position_wide;
   const void *ptr, *other, *position;
   const float *x, *attr, *weight, *bias, *table;

@@ -5,16 +5,15 @@ from torch import Tensor
 
 from parallel_epochs.models.aggregate import relation_table
 
-POWER_RANGE, POWERMEAN_RANGE = (1e-7, 10.0), (1e-4, 100.0)
-# Up to this exponent, powers of any number in these ranges, and sums of millions of them, fit into float32.
+# Bounds of the messages of a power mean, and of the mean of their powers.
+POWER_RANGE = (1e-4, 100.0)
+# Up to this exponent, powers of any number in this range, and sums of millions of them, fit into float32.
 _MILD_POWER = 4.0
 # float32 rounds a logit of this size to 3e-5.
 _STEEP_LOGIT = 1024.0
 
 
-def aggregate_edges(
-    x_j, dst, edge_attr, weight, bias, table, t, p, y, *, aggr, eps, num_dst, limits=POWER_RANGE
-):
+def aggregate_edges(x_j, dst, edge_attr, weight, bias, table, t, p, *, aggr, eps, num_dst):
     """Aggregate all edges at once, as :func:`models.aggregate.aggregate` does.
 
     Args:
@@ -31,14 +30,11 @@ def aggregate_edges(
     message = message.relu() + eps
     # Sums of many terms would lose too much in 16 bits.
     message = message.to(torch.promote_types(message.dtype, torch.float32))
-    return reduce(message, dst, num_dst, aggr=aggr, t=t, p=p, y=y, limits=limits).to(x_j.dtype)
+    return reduce(message, dst, num_dst, aggr=aggr, t=t, p=p).to(x_j.dtype)
 
 
-def reduce(message, dst, num_dst, *, aggr, t, p, y, limits=POWER_RANGE):
-    """Reduce messages [num_edges, channels] at their destinations to [num_dst, channels].
-
-    ``power`` and ``power_sum`` clamp messages and the mean of their powers to `limits`.
-    """
+def reduce(message, dst, num_dst, *, aggr, t, p):
+    """Reduce messages [num_edges, channels] at their destinations to [num_dst, channels]."""
     if aggr == "add":
         return _sum(message, dst, num_dst)
     if aggr == "max":
@@ -50,23 +46,20 @@ def reduce(message, dst, num_dst, *, aggr, t, p, y, limits=POWER_RANGE):
     degree = degree.index_add_(0, dst, torch.ones_like(dst, dtype=message.dtype)).unsqueeze(1)
     if aggr == "mean":
         return _sum(message, dst, num_dst) / degree.clamp(min=1)
-    if aggr.startswith("power"):
-        limits = POWERMEAN_RANGE if aggr == "powermean" else limits
-        message = message.clamp(*limits)
+    if aggr == "powermean":
+        message = message.clamp(*POWER_RANGE)
         base = _find_base_of_powers(message, dst, num_dst, p)
         if base is not None:
             message = message / base.index_select(0, dst)
         mean = _sum(message.pow(p), dst, num_dst) / degree.clamp(min=1)
-        if aggr == "powermean":
-            return _clamp_mean(mean, base, limits, p)
-        # An empty mean is replaced by 1, whose powers have finite gradients, and masked out at the end.
-        out = _clamp_mean(mean.masked_fill(degree == 0, 1.0), base, limits, p) * (degree > 0)
-    else:
-        out = _softmax(message, dst, num_dst, t, semi_grad=aggr == "softmax_sg")
-    if aggr.endswith("_sum"):
-        exponent = torch.sigmoid(torch.as_tensor(y, dtype=message.dtype, device=message.device))
-        out = out * degree.clamp(min=1).pow(exponent)
-    return out
+        return _clamp_mean(mean, base, p)
+    out = _softmax(message, dst, num_dst, t, semi_grad=aggr == "softmax_sg")
+    return out * root(degree.clamp(min=1)) if aggr == "softmax_sum" else out
+
+
+def root(degree: Tensor) -> Tensor:
+    """Return the root of degrees, in the bits of a power of a tensor, which ``sqrt`` does not have."""
+    return degree.pow(torch.tensor(0.5, dtype=degree.dtype))
 
 
 def _sum(message: Tensor, dst: Tensor, num_dst: int) -> Tensor:
@@ -97,11 +90,9 @@ def _find_base_of_powers(
     return torch.where((p.abs() <= _MILD_POWER) | (base == 0), 1.0, base)
 
 
-def _clamp_mean(
-    mean: Tensor, base: Tensor | None, limits: tuple[float, float], p: float | Tensor
-) -> Tensor:
-    """Compute ``mean.clamp(*limits) ** (1 / p)`` from the mean of messages that were divided by `base`."""
-    mild = mean.clamp(*limits).pow(1 / p)
+def _clamp_mean(mean: Tensor, base: Tensor | None, p: float | Tensor) -> Tensor:
+    """Compute ``mean.clamp(*POWER_RANGE) ** (1 / p)`` from the mean of messages that were divided by `base`."""
+    mild = mean.clamp(*POWER_RANGE).pow(1 / p)
     if base is None:
         return mild
     p = torch.as_tensor(p, dtype=mean.dtype, device=mean.device)
@@ -109,7 +100,7 @@ def _clamp_mean(
     p = p.masked_fill(
         is_mild, _MILD_POWER
     )  # otherwise unused powers of 1 / p would make its gradient NaN
-    low, high = (torch.full_like(p, limit) for limit in limits)
+    low, high = (torch.full_like(p, limit) for limit in POWER_RANGE)
     with torch.no_grad():
         log_mean = mean.log() + p * base.log()
     out = mean.masked_fill(mean == 0, 1.0).pow(1 / p) * base

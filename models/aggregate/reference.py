@@ -1,28 +1,12 @@
 """The reference aggregation in plain torch, for any device. It builds tensors of edges x channels."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from parallel_epochs.models.aggregate.reduce import aggregate_edges
-from parallel_epochs.models.edge_index import cut_into_blocks, plain_edges
-from parallel_epochs.models.kernels.operator import is_transformed
+from parallel_epochs.models.edge_index import plain_edges
 
-AGGREGATIONS = (
-    "softmax",
-    "softmax_sg",
-    "softmax_sum",
-    "power",
-    "power_sum",
-    "powermean",
-    "mean",
-    "max",
-    "add",
-)
-
-
-# With more edges, and without gradients, destinations are aggregated block by block.
-MAX_BLOCK_EDGES = 1 << 18
+AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "powermean", "mean", "max", "add")
 
 
 def aggregate(
@@ -35,7 +19,6 @@ def aggregate(
     aggr: str = "softmax",
     t: float | Tensor = 1.0,
     p: float | Tensor = 1.0,
-    y: float | Tensor = 0.0,
     eps: float = 1e-7,
     num_dst: int | None = None,
     table: Float[Tensor, "num_relations channels"] | None = None,
@@ -43,10 +26,9 @@ def aggregate(
     """Aggregate the messages ``relu(x_j + e_ij) + eps`` at every destination node.
 
     ``softmax`` weights each message by ``softmax_j(t * m_ij)`` per channel, and ``softmax_sg`` does so without a
-    gradient through the weights. ``power`` is ``clamp(mean_j clamp(m_ij)^p)^(1/p)``, where both are clamped to [1e-7,
-    10], as in DeepGCN's code. ``softmax_sum`` and ``power_sum`` multiply these by ``degree^sigmoid(y)``. ``max``
-    divides its gradient evenly among ties. ``powermean`` is PyG's: it clamps both to [1e-4, 100], but nothing if p is
-    the number 1.
+    gradient through the weights. ``softmax_sum`` multiplies ``softmax`` by the root of the degree. ``powermean`` is
+    ``clamp(mean_j clamp(m_ij)^p)^(1/p)``, where both are clamped to [1e-4, 100], but nothing if p is the number 1.
+    ``max`` divides its gradient evenly among ties.
     See "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
     With a `table`, column 0 of `edge_attr` is the number of the edge's relation, and ``e_ij`` is the encoding of the
@@ -61,8 +43,7 @@ def aggregate(
         bias: the encoder's bias, [channels].
         aggr: one of `AGGREGATIONS`.
         t: inverse temperature of softmax, a number or a tensor of one element.
-        p: exponent of power, a number or a tensor of one element, not zero.
-        y: number or tensor of one element whose sigmoid is the exponent of the degree.
+        p: exponent of powermean, a number or a tensor of one element, not zero.
         eps: added to every message.
         num_dst: number of destination nodes. None: as many as source nodes.
         table: a row for each relation, [num_relations, channels].
@@ -78,26 +59,19 @@ def aggregate(
     num_dst = x.size(0) if num_dst is None else num_dst
     aggr = replace_power_of_one(aggr, p)
     src, dst = plain_edges(edge_index)
-    shared, options = (weight, bias, table, t, p, y), dict(aggr=aggr, eps=eps)
-    if not torch.is_grad_enabled() and dst.numel() > MAX_BLOCK_EDGES and not is_transformed():
-        return _aggregate_in_blocks(x, src, dst, edge_attr, shared, num_dst, options)
     return aggregate_edges(
-        x.index_select(0, src), dst, edge_attr, *shared, num_dst=num_dst, **options
+        x.index_select(0, src),
+        dst,
+        edge_attr,
+        weight,
+        bias,
+        table,
+        t,
+        p,
+        aggr=aggr,
+        eps=eps,
+        num_dst=num_dst,
     )
-
-
-def _aggregate_in_blocks(x, src, dst, edge_attr, shared, num_dst, options) -> Tensor:
-    """Aggregate the edges of some destinations at a time, so that less memory is needed."""
-    dst, order = dst.sort(stable=True)
-    indptr = torch.searchsorted(dst, torch.arange(num_dst + 1, dtype=dst.dtype, device=dst.device))
-    out = []
-    for first, last in cut_into_blocks(indptr, MAX_BLOCK_EDGES):
-        edges = slice(int(indptr[first]), int(indptr[last]))
-        chosen = order[edges]
-        attr = None if edge_attr is None else edge_attr[chosen]
-        x_j, own = x.index_select(0, src[chosen]), dst[edges] - first
-        out.append(aggregate_edges(x_j, own, attr, *shared, num_dst=last - first, **options))
-    return torch.cat(out)
 
 
 def check_aggr(aggr: str) -> None:

@@ -9,19 +9,13 @@ from torch_geometric import nn as pyg
 from torch_geometric.typing import OptPairTensor, OptTensor, SparseTensor  # noqa: F401 (PyG looks for them here)
 
 from parallel_epochs.models.aggregate import AGGREGATIONS, aggregate, check_rows
-from parallel_epochs.models.aggregate.reduce import reduce
+from parallel_epochs.models.aggregate.reduce import root
 from parallel_epochs.models.aggregate.relation_table import encode_edges, look_up
 from parallel_epochs.models.convs.activation import norm_relu_dropout
 from parallel_epochs.models.convs.fused_conv import FusedConv, read_nodes
 from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.plain import has_hooks, is_plain
 
-# The aggregation that PyG's constructor gets, so that it creates the parameter t or p under its own name.
-_PYG_AGGR = {"softmax_sum": "softmax", "power_sum": "powermean"}
-# Aggregations that PyG does not have, or has under another name.
-_OURS = ("power", *_PYG_AGGR)
-# Aggregations that grow with the number of neighbours.
-SUMS = ("add", "softmax_sum", "power_sum")
 # The entries of PyG's `aggr_kwargs` that are read here.
 _AGGR_KWARGS = {"t", "p", "learn"}
 
@@ -34,12 +28,9 @@ class GENConv(FusedConv, pyg.GENConv):
     asked: other aggregations and `aggr_kwargs`, ``flow="target_to_source"``, `x` of three dimensions,
     `decomposed_layers`, sparse tensors of edges, an explainer's mask, hooks on the steps of message passing, subclasses
     that override a step.
-    In PyG "power" is another name of "powermean". Here it is DeepGCN's power mean, which clamps to other bounds.
     Mathematics: "DeeperGCN: All You Need to Train Deeper GCNs" (https://arxiv.org/abs/2006.07739).
 
     Args:
-        y: initial y of the factor degree^sigmoid(y) in ``softmax_sum`` and ``power_sum``.
-        learn_y: whether `y` is learned.
         kernel: "auto", "fused" or "reference", see :func:`models.aggregate.aggregate`, or "pyg" for PyG's own code.
 
     Raises:
@@ -52,23 +43,15 @@ class GENConv(FusedConv, pyg.GENConv):
         out_channels,
         aggr="softmax",
         *args,
-        y: float = 0.0,
-        learn_y: bool = False,
         kernel: str = "auto",
         **kwargs,
     ):
-        super().__init__(
-            in_channels,
-            out_channels,
-            _PYG_AGGR.get(aggr, aggr) if isinstance(aggr, str) else aggr,
-            *args,
-            kernel=kernel,
-            **kwargs,
-        )
+        aggr = "powermean" if aggr == "power" else aggr  # PyG has both names
+        # PyG lacks softmax_sum, and creates t for softmax.
+        of_pyg = "softmax" if aggr == "softmax_sum" else aggr
+        super().__init__(in_channels, out_channels, of_pyg, *args, kernel=kernel, **kwargs)
         self.aggr_name = aggr if isinstance(aggr, str) else self.aggr
         self._pygs_kwargs = sorted(set(kwargs.get("aggr_kwargs") or ()) - _AGGR_KWARGS)
-        if isinstance(aggr, str) and aggr.endswith("_sum"):
-            self.y = torch.nn.Parameter(torch.tensor([y])) if learn_y else y
 
     def forward(
         self,
@@ -129,7 +112,6 @@ class GENConv(FusedConv, pyg.GENConv):
             num_dst=num_dst,
             t=getattr(self.aggr_module, "t", 1.0),
             p=getattr(self.aggr_module, "p", 1.0),
-            y=getattr(self, "y", 0.0),
             table=table,
             kernel=self.kernel,
         )
@@ -147,21 +129,11 @@ class GENConv(FusedConv, pyg.GENConv):
         dim_size: Optional[int] = None,  # noqa: UP045 (PyG reads it)
     ) -> Tensor:
         """Aggregate messages where PyG's own code runs; see :class:`torch_geometric.nn.conv.MessagePassing`."""
-        if self.aggr_name not in _OURS:
-            return super().aggregate(inputs, index, ptr, dim_size)
-        if inputs.dim() != 2:
-            raise ValueError(
-                f"messages have {inputs.dim()} dimensions, but aggr={self.aggr_name} takes 2"
-            )
-        return reduce(
-            inputs,
-            index,
-            index.max() + 1 if dim_size is None else dim_size,
-            aggr=self.aggr_name,
-            t=getattr(self.aggr_module, "t", 1.0),
-            p=getattr(self.aggr_module, "p", 1.0),
-            y=getattr(self, "y", 0.0),
-        )
+        out = super().aggregate(inputs, index, ptr, dim_size)
+        if self.aggr_name != "softmax_sum":
+            return out
+        degree = torch.bincount(index, minlength=out.size(self.node_dim)).clamp(min=1).to(out.dtype)
+        return out * root(degree).unsqueeze(1)
 
     def _why_special(self) -> str:
         """Return the reason that only this layer has why PyG's own code has to run, or an empty text."""

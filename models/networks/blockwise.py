@@ -10,7 +10,6 @@ from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.edge_index import cut_into_blocks, from_csc
 from parallel_epochs.models.networks.deepgcn import DeeperGCN
-from parallel_epochs.models.residual import BLOCKS
 
 # Allocates a float32 tensor of zeros, in memory or in a memory-mapped file.
 Allocate = Callable[[int, int], Tensor]
@@ -82,41 +81,28 @@ class InBlocks(torch.nn.Module):
                 out[rows] = compute(rows)
             return out
 
-        h = fill(model.channels_of(0), lambda rows: model.encode_nodes(x[rows]))
-        for layer, norm in enumerate(
-            [None, *model.norms[:-1]] if model.block == "res+" else model.norms
-        ):
-            # The rows that the layer's edges read: in res+ the activated nodes, in other blocks the layer's input.
-            source = (
-                h
-                if model.block != "res+" or norm is None
-                else fill(h.size(1), partial(_activate, model, norm, h))
-            )
-            h = fill(
-                model.channels_of(layer + 1),
-                partial(_apply, model, layer, norm, h, source, edge_index, edge_attr),
-            )
-        last = model.norms[-1] if model.block == "res+" else None
-        return fill(
-            model.head.out_features, lambda rows: model.head(_activate(model, last, h, rows))
-        )
+        width, last = model.head.in_features, model.norms[-1]
 
+        def activate(norm: torch.nn.Module, rows: slice) -> Tensor:
+            return model._activate(norm, h[rows])
 
-def _activate(model: DeeperGCN, norm: torch.nn.Module | None, h: Tensor, rows: slice) -> Tensor:
-    return h[rows] if norm is None else model._activate(norm, h[rows])
+        h = fill(width, lambda rows: model.encode_nodes(x[rows]))
+        for layer, norm in enumerate([None, *model.norms[:-1]]):
+            source = h if norm is None else fill(width, partial(activate, norm))
+            h = fill(width, partial(_apply, model, layer, h, source, edge_index, edge_attr))
+        return fill(model.head.out_features, lambda rows: model.head(activate(last, rows)))
 
 
 def _apply(
     model: DeeperGCN,
     layer: int,
-    norm: torch.nn.Module | None,
     h: Tensor,
     source: Tensor,
     edge_index: EdgeIndex,
     edge_attr: Tensor | None,
     rows: slice,
 ) -> Tensor:
-    """Apply a layer to some rows of nodes."""
+    """Apply a layer to some rows of nodes `h`, whose edges read `source`."""
     (indptr, _), _ = edge_index.get_csc()
     edges = slice(int(indptr[rows.start]), int(indptr[rows.stop]))
     own = edge_index.as_tensor()[:, edges].clone()
@@ -125,10 +111,5 @@ def _apply(
         own, indptr[rows.start : rows.stop + 1] - indptr[rows.start], num_src=source.size(0)
     )
     edge_attr = None if edge_attr is None else model.encode_edges(edge_attr[edges])
-
-    def convolve(values: Tensor) -> Tensor:
-        return model._convolve(layer, (source, values), edge_index=own, edge_attr=edge_attr)
-
-    if norm is None:
-        return convolve(h[rows])
-    return BLOCKS[model.block](h[rows], convolve, partial(model._activate, norm))
+    out = model._convolve(layer, (source, source[rows]), edge_index=own, edge_attr=edge_attr)
+    return h[rows] + out if layer else out

@@ -1,7 +1,6 @@
 """DeeperGCN: very deep graph convolutions with residual blocks (https://arxiv.org/abs/2006.07739)."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import cast
 
 import torch
@@ -22,15 +21,13 @@ from parallel_epochs.models.networks.graph_model import GraphModel
 from parallel_epochs.models.networks.options import DeeperGCNOptions, takes_options
 from parallel_epochs.models.networks.virtual import VirtualNode, spread
 from parallel_epochs.models.plain import is_plain
-from parallel_epochs.models.residual import BLOCKS, NORMS, recompute
+from parallel_epochs.models.residual import NORMS, recompute
 
 
 class DeeperGCN(GraphModel):
     """A stack of :class:`~models.convs.gen_conv.GENConv` layers between a linear encoder and a linear head.
 
-    The block ``res+`` computes ``h + conv(dropout(relu(norm(h))))``, ``res`` computes ``h +
-    dropout(relu(norm(conv(h))))``, ``plain`` does the same without ``h +``, and ``dense`` concatenates each layer's
-    output to its input.
+    A layer is a block ``res+``: it computes ``h + conv(dropout(relu(norm(h))))``.
 
     Edge features go through one linear map that all layers share, then through one of each layer. There is no
     nonlinearity between the two, so `forward` folds them into a single map from `edge_dim` to `hidden_channels` for
@@ -40,8 +37,8 @@ class DeeperGCN(GraphModel):
 
     Each layer draws anew which edges `edge_dropout` removes.
 
-    With `pool`, the nodes of each graph become one row in front of the head, and ``res+`` has no ReLU after its last
-    norm, as in DeepGCN's models of whole graphs.
+    With `pool`, the nodes of each graph become one row in front of the head, and the last norm has no ReLU after it,
+    as in DeepGCN's models of whole graphs.
 
     Its arguments are those of :class:`GraphModel`, and as keywords those of
     :class:`models.networks.options.DeeperGCNOptions`.
@@ -58,12 +55,8 @@ class DeeperGCN(GraphModel):
         options: DeeperGCNOptions,
     ):
         super().__init__(in_channels, hidden_channels, options)
-        num_relations, block, virtual_node = (
-            options.num_relations,
-            options.block,
-            options.virtual_node,
-        )
-        self.block, self.gradient_checkpointing = block, options.gradient_checkpointing
+        num_relations, virtual_node = options.num_relations, options.virtual_node
+        self.gradient_checkpointing = options.gradient_checkpointing
 
         if options.num_edge_features:
             self._create_edge_encoders(
@@ -74,11 +67,8 @@ class DeeperGCN(GraphModel):
                 TableEncoder([num_relations], hidden_channels) for _ in range(num_layers)
             )
 
-        # In a dense block layer l reads the encoder's output and that of the l layers before it.
-        growth = hidden_channels if block == "dense" else 0
         self.convs = torch.nn.ModuleList(
-            create_conv(options, hidden_channels + layer * growth, hidden_channels)
-            for layer in range(num_layers)
+            create_conv(options, hidden_channels, hidden_channels) for _ in range(num_layers)
         )
         self.norms = torch.nn.ModuleList(
             NORMS[options.norm](hidden_channels) for _ in range(num_layers)
@@ -94,7 +84,7 @@ class DeeperGCN(GraphModel):
                 dropout=options.dropout,
             )
         )
-        self.head = torch.nn.Linear(hidden_channels + num_layers * growth, out_channels)
+        self.head = torch.nn.Linear(hidden_channels, out_channels)
 
     def _create_edge_encoders(
         self, edge_dim: int, channels: int, num_layers: int, tables: Sequence[int] | None
@@ -142,11 +132,9 @@ class DeeperGCN(GraphModel):
                 )
             else:
                 h, state = self._apply_layer(layer, h, edge_index, edge_attr, state, ptr)
-        if self.block == "res+" and self.pool == "none":
-            h = self._activate(self.norms[-1], h)
-        elif self.block == "res+":
-            h = F.dropout(self.norms[-1](h), self.dropout, self.training)
-        return h
+        if self.pool == "none":
+            return self._activate(self.norms[-1], h)
+        return F.dropout(self.norms[-1](h), self.dropout, self.training)
 
     def encode_edges(self, edge_attr: Tensor) -> Tensor:
         """Encode edge features for all layers [num_edges, columns]. Relations stay in column 0."""
@@ -166,23 +154,13 @@ class DeeperGCN(GraphModel):
         edge_index, edge_attr = drop_edges(
             edge_index, edge_attr, dropout=self.edge_dropout, training=self.training
         )
-
-        def convolve(h: Tensor) -> Tensor:
-            nonlocal state
-            if self.virtual is not None and layer and state is not None:
-                state = self.virtual(layer - 1, state, h, ptr)
-                h = h + spread(state, cast(Tensor, ptr), h.size(0))
-            return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr)
-
-        if self.block == "res+" and layer == 0:
-            return convolve(h), state  # the norm that is left over stands in front of the head
-        norm = self.norms[layer - 1 if self.block == "res+" else layer]
-        return BLOCKS[self.block](h, convolve, partial(self._activate, norm)), state
-
-    def channels_of(self, layer: int) -> int:
-        """Return the width of the input of a layer, counted from 0. With the number of layers: of the head's input."""
-        hidden = cast(Tensor, self.norms[0].weight).numel()
-        return hidden * (1 + layer) if self.block == "dense" else hidden
+        if layer == 0:  # the norm that is left over stands in front of the head
+            return self._convolve(layer, h, edge_index=edge_index, edge_attr=edge_attr), state
+        source = self._activate(self.norms[layer - 1], h)
+        if self.virtual is not None and state is not None:
+            state = self.virtual(layer - 1, state, source, ptr)
+            source = source + spread(state, cast(Tensor, ptr), h.size(0))
+        return h + self._convolve(layer, source, edge_index=edge_index, edge_attr=edge_attr), state
 
     def _activate(self, norm: torch.nn.Module, h: Tensor) -> Tensor:
         return norm_relu_dropout(

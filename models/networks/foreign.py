@@ -4,14 +4,12 @@ import contextlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from parallel_epochs.models.edge_index import from_csc
 
@@ -334,27 +332,3 @@ def _tiny_inputs(
 
 def _draw(num_rows: int, sizes: Sequence[int], rng: torch.Generator) -> Tensor:
     return torch.stack([torch.randint(int(size), (num_rows,), generator=rng) for size in sizes], 1)
-
-
-class LargestOfEdges(TorchDispatchMode):
-    """Records the size of the largest float tensor with a row for each edge and perhaps for each self-loop.
-
-    Attributes:
-        bytes: its size.
-    """
-
-    bytes = 0
-
-    def __torch_dispatch__(
-        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if (
-                isinstance(leaf, Tensor)
-                and leaf.dim()
-                and leaf.is_floating_point()
-                and NUM_EDGES <= leaf.size(0) <= NUM_EDGES + NUM_NODES
-            ):
-                self.bytes = max(self.bytes, leaf.numel() * leaf.element_size())
-        return out

@@ -11,22 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-AGGREGATIONS = (
-    "softmax",
-    "softmax_sg",
-    "softmax_sum",
-    "power",
-    "power_sum",
-    "powermean",
-    "mean",
-    "max",
-    "add",
-)
+AGGREGATIONS = ("softmax", "softmax_sg", "softmax_sum", "mean", "max", "add")
 NORMS = ("layer", "batch")
 ACTIVATIONS = ("relu", "leaky_relu", "elu", "gelu", "silu", "tanh", "none")
 FRACTION: dict[str, Any] = {"minimum": 0, "below": 1}
 SOFTMAX = ("softmax", "softmax_sg", "softmax_sum")
-POWER = ("power", "power_sum", "powermean")
 
 
 def option(default: object, text: str, *, is_key: bool = True, **allowed: Any) -> Any:
@@ -117,27 +106,14 @@ class ModelOptions(GraphOptions):
     )
     aggr: str = option(
         "max",
-        "Aggregation of the messages: softmax, softmax_sg, softmax_sum, power, power_sum, "
-        "powermean, mean, max or add.",
+        "Aggregation of the messages: softmax, softmax_sg, softmax_sum, mean, max or add.",
         choices=AGGREGATIONS,
     )
     t: float = option(
         1.0,
-        "Initial inverse temperature (softmax, softmax_sg and softmax_sum).",
+        "Initial inverse temperature of softmax, softmax_sg and softmax_sum. Each convolution learns "
+        "its own, except with softmax_sg, which has no gradient for it.",
         when={"aggr": SOFTMAX},
-    )
-    learn_t: bool = option(
-        False,
-        "Whether each convolution learns its own t (softmax and softmax_sum; softmax_sg has "
-        "no gradient for t).",
-    )
-    p: float = option(
-        1.0, "Initial exponent, not 0 (power, power_sum and powermean).", when={"aggr": POWER}
-    )
-    msg_norm: bool = option(
-        False,
-        "Whether each convolution scales its aggregated messages to the norm of the node's "
-        "own features.",
     )
     norm: str = option(
         "layer",
@@ -176,12 +152,6 @@ class DeeperGCNOptions(ModelOptions):
     """The options of DeeperGCN."""
 
     aggr: str = _with_default(ModelOptions, "aggr", "softmax")
-    learn_t: bool = _with_default(ModelOptions, "learn_t", True)
-    block: str = option(
-        "res+",
-        "How a layer's output joins its input: res+, res, plain or dense.",
-        choices=("res+", "res", "plain", "dense"),
-    )
     virtual_node: str = option(
         "none",
         "Virtual node that reads all nodes of a graph: none, add (their sum) or mean "
@@ -204,13 +174,8 @@ class DeeperGCNOptions(ModelOptions):
 class RevGNNOptions(ModelOptions):
     """The options of RevGNN."""
 
-    num_layers: int = option(
-        4, "Number of reversible layers, each of num_groups convolutions.", minimum=1
-    )
-    hidden_channels: int = option(64, "Width of every layer, all groups together.", minimum=1)
-    num_groups: int = option(
-        2, "Number of groups of channels. It must divide hidden_channels.", minimum=2
-    )
+    num_layers: int = option(4, "Number of reversible layers, each of two convolutions.", minimum=1)
+    hidden_channels: int = option(64, "Width of every layer, both groups together.", minimum=1)
     tied: bool = option(False, "Whether all layers share the weights of one layer.")
     reversible: bool = option(
         True,
@@ -296,13 +261,6 @@ class PyGOptions(LayerOptions):
     )
     norm_last: bool = option(
         True, "Whether norm, activation and dropout follow the last convolution too."
-    )
-    jk: str = option(
-        "none",
-        "What the head reads of the layers' outputs, as torch_geometric.nn.JumpingKnowledge has "
-        "it: cat for all of them side by side, max for the largest of each channel, lstm for a sum "
-        "weighted by an LSTM's attention, none for the last one.",
-        choices=("none", "cat", "max", "lstm"),
     )
     encode_x: bool = _with_default(DeeperGCNOptions, "encode_x", True)
     edge_dropout: float = option(
@@ -411,8 +369,6 @@ def check_options(options: Any, given: Mapping[str, Any]) -> None:
                 f"encode_x=false needs an x of hidden_channels={given['hidden_channels']} columns, but x "
                 f"has {columns}"
             )
-    if isinstance(options, ModelOptions):
-        _check_together(given)
 
 
 def _check_value(declared: Field, value: Any) -> None:
@@ -435,19 +391,6 @@ def _check_value(declared: Field, value: Any) -> None:
             raise ValueError(
                 f"{name} must be in [{allowed['minimum']}, {allowed['below']}), not {value}"
             )
-
-
-def _check_together(options: Mapping[str, Any]) -> None:
-    """Refuse options of DeeperGCN and RevGNN that do not go with each other."""
-    if options.get("virtual_node", "none") != "none" and options["block"] == "dense":
-        raise ValueError(
-            f"virtual_node={options['virtual_node']} needs layers of one width, but block=dense has wider "
-            "and wider ones: choose block=res+, res or plain"
-        )
-    if options["p"] == 0:
-        raise ValueError("p must not be 0: the power mean divides by it")
-    if options["aggr"] == "softmax_sg" and options["learn_t"]:
-        raise ValueError("aggr=softmax_sg has no gradient for t: set learn_t=false")
 
 
 def check_multiple(hidden_channels: int, name: str, number: int) -> None:

@@ -1,8 +1,8 @@
 """A stack of layers of any convolution of PyG, chosen by its name."""
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,6 @@ import torch_geometric.nn as pyg
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from parallel_epochs.models.convs import attention_convs, sum_convs
@@ -20,7 +19,7 @@ from parallel_epochs.models.convs.gated_conv import ResGatedGraphConv
 from parallel_epochs.models.convs.gen_conv import GENConv
 from parallel_epochs.models.convs.recipe_convs import AGDNConv, GatedGCNConv, GIPAConv
 from parallel_epochs.models.convs.relation_conv import RGCNConv
-from parallel_epochs.models.edge_index import cut_into_blocks, for_pyg, from_csc
+from parallel_epochs.models.edge_index import for_pyg, plain_edges
 from parallel_epochs.models.networks.categories import OneHot, RelationColumns
 from parallel_epochs.models.networks.encoders import (
     NodeEncoder,
@@ -29,9 +28,7 @@ from parallel_epochs.models.networks.encoders import (
     encode_nodes,
 )
 from parallel_epochs.models.networks.foreign import (
-    NUM_EDGES,
     NUM_NODES,
-    LargestOfEdges,
     choose_edge_argument,
     construct,
     name_edges,
@@ -76,8 +73,6 @@ RECIPES: dict[str, type[torch.nn.Module]] = {
 }
 # Norm, activation, dropout and feed-forward block of a layer that is a convolution alone.
 BARE = ("none", "none", 0.0, False)
-# Largest number of elements of a tensor of edges x channels in inference.
-ELEMENTS_AT_ONCE = 2**25
 
 
 class PyGModel(torch.nn.Module):
@@ -160,13 +155,7 @@ class PyGModel(torch.nn.Module):
                     else None,
                 )
             )
-        self.jump = (
-            None
-            if options.jk == "none"
-            else JumpingKnowledge(options.jk, hidden_channels, num_layers)
-        )
-        width = hidden_channels * num_layers if options.jk == "cat" else hidden_channels
-        self.head = torch.nn.Linear(width, out_channels)
+        self.head = torch.nn.Linear(hidden_channels, out_channels)
         self.edge_argument = self.layers[0].edge_argument
         self.takes_int32_edges = kind in FUSED.values() or kind in RECIPES.values()
         self.hidden_channels, self._edge_dim, self.input_dropout = (
@@ -175,7 +164,6 @@ class PyGModel(torch.nn.Module):
             options.input_dropout,
         )
         self.pool = options.pool
-        self._tried: LayerTraits | None = None
 
     def forward(
         self,
@@ -184,7 +172,7 @@ class PyGModel(torch.nn.Module):
         edge_attr: Num[Tensor, "num_edges edge_columns"] | None = None,
         ptr: Int[Tensor, " num_graphs_plus_1"] | None = None,
     ) -> Float[Tensor, "num_rows out"]:
-        """Predict logits. Without gradients, a large graph is computed in blocks of destinations if that saves memory.
+        """Predict logits.
 
         Args:
             x: [num_nodes, in_channels + num_categories]
@@ -209,32 +197,36 @@ class PyGModel(torch.nn.Module):
         )
         h = start = F.dropout(h, self.input_dropout, self.training)
         edge_index = edge_index if self.takes_int32_edges else for_pyg(edge_index)
-        most, blocks = max(ELEMENTS_AT_ONCE // self.hidden_channels, 1), None
-        may_cut = (
-            hasattr(edge_index, "get_csc") and not self.training and not torch.is_grad_enabled()
-        )
-        if may_cut and edge_index.size(1) > most and self.splits() and self.builds_messages():
-            blocks = cut(edge_index, most)
-        outputs = []
         for layer in self.layers:
-            h, edge_attr = layer(h, start, edge_index, edge_attr, blocks)
-            if self.jump is not None:
-                outputs.append(h)
-        return self.head(
-            pool_graphs(h if self.jump is None else self.jump(outputs), ptr, self.pool)
-        )
+            h, edge_attr = layer(h, start, edge_index, edge_attr)
+        return self.head(pool_graphs(h, ptr, self.pool))
 
+    @functools.cached_property
     def splits(self) -> bool:
-        """Tell whether a node's output depends only on its own edges, so that blocks give the same as the whole graph.
+        """Tell whether a node's output depends only on the edges that enter it.
 
         The output of GCNConv, for example, also depends on the degrees of its neighbours. A try on a tiny graph tells.
-        A layer that updates the features of edges keeps those of all edges, which blocks would not save.
         """
-        return not self.updates_edges and self._try_blocks().splits
-
-    def builds_messages(self) -> bool:
-        """Tell whether a layer builds a tensor of edges x channels, which a fused kernel does not."""
-        return self._try_blocks().builds_messages
+        layer, was_training = self.layers[0], self.training
+        device = next(self.parameters()).device  # the head may have been taken away
+        rng = torch.Generator().manual_seed(2)
+        h = torch.randn(NUM_NODES, self.hidden_channels, generator=rng).to(device)
+        edges, edge_attr = tiny_graph(self._edge_dim)
+        edges = plain_edges(edges).to(device)
+        entering = edges[1] < NUM_NODES // 2
+        self.eval()
+        with torch.no_grad():
+            whole, part = (
+                layer(
+                    h,
+                    h.cos(),
+                    edges[:, kept],
+                    None if edge_attr is None else edge_attr.to(device)[kept],
+                )[0][: NUM_NODES // 2]
+                for kept in (torch.ones_like(entering), entering)
+            )
+        self.train(was_training)
+        return torch.allclose(whole, part, rtol=1e-4, atol=1e-5)
 
     def why_pygs_own(self) -> str:
         """Return the reason why PyG's own code runs, known after a first call, or an empty text: fused classes run."""
@@ -251,37 +243,6 @@ class PyGModel(torch.nn.Module):
             return "a layer of this program, which PyG does not have"
         reason = self.why_pygs_own()
         return f"PyG's own code runs ({reason})" if reason else "a fused class stands in for PyG's"
-
-    def _try_blocks(self) -> "LayerTraits":
-        if self._tried is None:
-            layer, was_training = self.layers[0], self.training
-            edge_index, edge_attr = tiny_graph(self._edge_dim)
-            device = next(self.parameters()).device  # the head may have been taken away
-            h = torch.randn(
-                NUM_NODES, self.hidden_channels, generator=torch.Generator().manual_seed(2)
-            )
-            h, edge_attr = h.to(device), None if edge_attr is None else edge_attr.to(device)
-            self.eval()
-            with torch.no_grad():
-                with LargestOfEdges() as largest:
-                    whole, _ = layer(h, h.cos(), edge_index.to(device), edge_attr)
-                parts, _ = layer(
-                    h, h.cos(), edge_index.to(device), edge_attr, cut(edge_index.to(device), 20)
-                )
-            self.train(was_training)
-            self._tried = LayerTraits(
-                torch.allclose(whole, parts, rtol=1e-4, atol=1e-5),
-                largest.bytes >= 4 * NUM_EDGES * self.hidden_channels,
-            )
-        return self._tried
-
-
-@dataclass(frozen=True)
-class LayerTraits:
-    """Properties of a layer that a call on a tiny graph shows; see the methods of :class:`PyGModel`."""
-
-    splits: bool
-    builds_messages: bool
 
 
 class Layer(torch.nn.Module):
@@ -328,14 +289,12 @@ class Layer(torch.nn.Module):
         start: Tensor,
         edge_index: Tensor,
         edge_attr: Tensor | None,
-        blocks: "list[DestinationBlock] | None" = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Apply the layer.
 
         Args:
             h: [num_nodes, channels]
             start: input of the first layer, which some convolutions read again.
-            blocks: blocks of nodes that are computed one after the other. None: all nodes at once.
 
         Returns:
             The features of nodes [num_nodes, channels], and of edges for the next layer.
@@ -343,33 +302,17 @@ class Layer(torch.nn.Module):
         kept, features = drop_edges(
             edge_index, edge_attr, dropout=self.edge_dropout, training=self.training
         )
-        if blocks is None:
-            out, new = self._convolve(h, start, kept, features)
-            if self.edge_norm is not None:
-                edge_attr = self._finish(self.edge_norm(new), cast(Tensor, edge_attr))
-        else:
-            parts = []
-            for block in blocks:
-                of_block = None if features is None else features[block.first_edge : block.end_edge]
-                part, _ = self._convolve(
-                    h[block.nodes], start[block.nodes], block.edge_index, of_block
-                )
-                parts.append(part[: block.num_outputs])
-            out = torch.cat(parts)
+        more = {"x_0": start} if self._takes_start else {}
+        named = name_edges(self.edge_argument, features)
+        out, new = self.conv(x=h, edge_index=kept, **more, **named), None
+        if isinstance(out, tuple):
+            out, new = out
+        if self.edge_norm is not None:
+            edge_attr = self._finish(self.edge_norm(new), cast(Tensor, edge_attr))
         if self.root is not None:
             out = out + self.root(h)
         out = self._finish(self.norm(out), h)
         return out if self.after is None else self.after(out), edge_attr
-
-    def _convolve(
-        self, h: Tensor, start: Tensor, edge_index: Tensor, edge_attr: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return what the convolution computes for the nodes, and for the edges if it updates them."""
-        more = {"x_0": start} if self._takes_start else {}
-        out = self.conv(
-            x=h, edge_index=edge_index, **more, **name_edges(self.edge_argument, edge_attr)
-        )
-        return out if isinstance(out, tuple) else (out, None)
 
     def _finish(self, new: Tensor, old: Tensor) -> Tensor:
         new = F.dropout(self._activate(new), self.dropout, self.training)
@@ -428,59 +371,6 @@ def create_edge_columns(
 def create_norm(name: str, channels: int) -> torch.nn.Module:
     """Build a norm of `NORMS`, or nothing for "none"."""
     return torch.nn.Identity() if name == "none" else NORMS[name](channels)
-
-
-@dataclass(frozen=True)
-class DestinationBlock:
-    """Consecutive destinations with their edges and sources.
-
-    Attributes:
-        nodes: the destinations, then the other sources.
-        num_outputs: number of destinations.
-        edge_index: the edges among `nodes`, sorted by destination.
-        first_edge, end_edge: range of these edges among all edges.
-    """
-
-    nodes: Tensor
-    num_outputs: int
-    edge_index: Tensor
-    first_edge: int
-    end_edge: int
-
-
-def cut(edge_index: Any, most: int) -> list[DestinationBlock]:
-    """Cut a graph into blocks of destinations.
-
-    Args:
-        edge_index: an ``EdgeIndex`` sorted by destination.
-        most: largest number of edges in a block. A destination with more edges is a block of its own.
-    """
-    (indptr, source), _ = edge_index.get_csc()
-    indptr, source = indptr.long(), source.long()
-    blocks, local = [], torch.empty(indptr.numel() - 1, dtype=torch.int64, device=source.device)
-    for first, end in cut_into_blocks(indptr, most):
-        begin, stop = int(indptr[first]), int(indptr[end])
-        found = source[begin:stop]
-        others = found.unique()
-        nodes = torch.cat(
-            [
-                torch.arange(first, end, device=source.device),
-                others[(others < first) | (others >= end)],
-            ]
-        )
-        local[nodes] = torch.arange(len(nodes), device=source.device)
-        ptr = torch.cat(
-            [
-                indptr[first : end + 1] - begin,
-                indptr.new_full((len(nodes) - (end - first),), stop - begin),
-            ]
-        )
-        target = torch.repeat_interleave(
-            torch.arange(end - first, device=source.device), ptr[: end - first + 1].diff()
-        )
-        edges = from_csc(torch.stack([local[found], target]), ptr)
-        blocks.append(DestinationBlock(nodes, end - first, edges, begin, stop))
-    return blocks
 
 
 def find(name: str) -> type[torch.nn.Module]:
@@ -566,8 +456,6 @@ def create_conv(
         )
     if joined:
         check_multiple(channels, "heads", heads)
-    if kind is GENConv and given.get("aggr") == "power":
-        given = given | {"aggr": "powermean"}  # which PyG means
     known: dict[str, Any] = dict(
         in_channels=channels,
         out_channels=channels // heads if joined else channels,

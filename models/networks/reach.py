@@ -26,7 +26,7 @@ def count_hops(model: torch.nn.Module) -> tuple[int, str]:
         if model.pool != "none":
             return 0, "model.pool reads all nodes of a graph"
         # Without blocks, features of edges that a layer updates depend on the nodes at their ends alone.
-        if not model.updates_edges and not model.splits():
+        if not model.updates_edges and not model.splits:
             if all(
                 any(kind.__name__ in ONE_HOP_MORE for kind in type(layer.conv).__mro__)
                 for layer in model.layers

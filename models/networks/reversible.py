@@ -22,11 +22,12 @@ from parallel_epochs.models.networks.encoders import (
 )
 from parallel_epochs.models.networks.gen_layers import create_conv
 from parallel_epochs.models.networks.graph_model import GraphModel
-from parallel_epochs.models.networks.options import RevGNNOptions, check_multiple, takes_options
+from parallel_epochs.models.networks.options import RevGNNOptions, takes_options
 from parallel_epochs.models.residual import NORMS, fix_statistics
 
 # Dtype of the residual stream. Backward inverts it, and its rounding must stay below that of the float32 branches.
 STREAM = torch.float64
+NUM_GROUPS = 2
 # The folded edge encoder of a branch: weight [channels, edge_dim] and bias [channels].
 EdgeMap = tuple[Tensor, Tensor]
 
@@ -34,11 +35,11 @@ EdgeMap = tuple[Tensor, Tensor]
 class RevGNN(GraphModel):
     """Grouped reversible residual layers of :class:`~models.convs.gen_conv.GENConv` between two linear maps.
 
-    The channels form g groups. A layer adds the output of a branch to each group: ``y_0 = x_0 + F_0(x_1 + ... +
-    x_{g-1})`` and ``y_i = x_i + F_i(y_{i-1})``. The branch F_i is ``conv(dropout(relu(norm(.))))`` on
-    `hidden_channels / g` channels. All layers drop the same elements and edges. Backward computes a layer's input from
-    its output, so forward keeps no activations and their memory does not grow with `num_layers`. Each branch runs once
-    in forward and once more in backward, in addition to its gradient.
+    The channels form two groups. A layer adds the output of a branch to each group: ``y_0 = x_0 + F_0(x_1)`` and
+    ``y_1 = x_1 + F_1(y_0)``. The branch F_i is ``conv(dropout(relu(norm(.))))`` on `hidden_channels / 2` channels.
+    All layers drop the same elements and edges. Backward computes a layer's input from its output, so forward keeps
+    no activations and their memory does not grow with `num_layers`. Each branch runs once in forward and once more in
+    backward, in addition to its gradient.
 
     The groups are summed in float64, while the branches read and compute float32, or 16 bits under autocast. Therefore
     backward recovers the input of a thousand layers, where sums in float32 would drift. The batch norms of a tied layer
@@ -62,14 +63,10 @@ class RevGNN(GraphModel):
         *,
         options: RevGNNOptions,
     ):
-        num_groups = options.num_groups
-        check_multiple(hidden_channels, "num_groups", num_groups)
+        if hidden_channels % NUM_GROUPS:
+            raise ValueError(f"hidden_channels={hidden_channels} is not even: RevGNN halves it")
         super().__init__(in_channels, hidden_channels, options)
-        self.num_layers, self.num_groups, self.reversible = (
-            num_layers,
-            num_groups,
-            options.reversible,
-        )
+        self.num_layers, self.reversible = num_layers, options.reversible
         num_features = options.num_edge_features
         if num_features:
             self.edge_encoder = create_edge_encoder(
@@ -85,13 +82,12 @@ class RevGNN(GraphModel):
                 TableEncoder([options.num_relations], channels) if options.num_relations else None,
             )
 
-        channels = hidden_channels // num_groups
+        channels = hidden_channels // NUM_GROUPS
         self.branches = torch.nn.ModuleList()
         for _ in range(1 if options.tied else num_layers):
-            branch = (
-                create_branch()
-            )  # the layer's other branches begin as copies, as in the paper's code
-            self.branches.extend([branch, *(copy.deepcopy(branch) for _ in range(num_groups - 1))])
+            branch = create_branch()
+            # The layer's other branch begins as a copy, as in the paper's code.
+            self.branches.extend([branch, copy.deepcopy(branch)])
         self.norm = NORMS[options.norm](hidden_channels)
         self.head = torch.nn.Linear(hidden_channels, out_channels)
 
@@ -112,7 +108,7 @@ class RevGNN(GraphModel):
         )
 
     def _apply_layers(self, h: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
-        groups = [group.contiguous() for group in h.chunk(self.num_groups, dim=1)]
+        groups = [group.contiguous() for group in h.chunk(NUM_GROUPS, dim=1)]
         branches = cast(list[Branch], list(self.branches))
         masks = [
             draw_mask(
@@ -197,7 +193,7 @@ class Stack:
     """Layers of branches that are applied one after the other, with their common inputs.
 
     Attributes:
-        branches: one for each group of each layer. If they belong to one layer, it is applied `num_layers` times.
+        branches: two of each layer. If they belong to one layer, it is applied `num_layers` times.
         num_layers: number of layers.
         edge_index: [2, num_edges]
         masks: the elements that the branches of each group drop.
@@ -212,7 +208,7 @@ class Stack:
 
     def place(self, layer: int, group: int) -> int:
         """Return the position of a branch in :attr:`branches` and in the list of edge maps."""
-        return (layer * len(self.masks) + group) % len(self.branches)
+        return (layer * NUM_GROUPS + group) % len(self.branches)
 
     def call(
         self,
@@ -228,8 +224,8 @@ class Stack:
         )
 
     def source(self, groups: Sequence[Tensor], group: int) -> Tensor:
-        """Return the input of a group's branch: the group before it, or for the first group the sum of all others."""
-        return (groups[group - 1] if group else sum(groups[2:], start=groups[1])).to(self.dtype)
+        """Return the input of a group's branch: the other group."""
+        return groups[1 - group].to(self.dtype)
 
     def apply(
         self, groups: Sequence[Tensor], edge_attr: Tensor | None, maps: Sequence[EdgeMap]
@@ -239,7 +235,7 @@ class Stack:
         in_place = not torch.is_grad_enabled()
         groups = [group.clone() for group in groups] if in_place else list(groups)
         for layer in range(self.num_layers):
-            for group in range(len(groups)):
+            for group in range(NUM_GROUPS):
                 out = self.call(
                     self.place(layer, group), self.source(groups, group), group, edge_attr, maps
                 )
@@ -253,7 +249,6 @@ class Stack:
         return list(
             _Reversible.apply(
                 self,
-                len(groups),
                 len(maps),
                 edge_attr,
                 *groups,
@@ -277,12 +272,11 @@ class _Reversible(torch.autograd.Function):
     def forward(
         ctx: Any,
         stack: Stack,
-        num_groups: int,
         num_maps: int,
         edge_attr: Tensor | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        groups, others = tensors[:num_groups], tensors[num_groups:]
+        groups, others = tensors[:NUM_GROUPS], tensors[NUM_GROUPS:]
         device = groups[0].device.type
         ctx.stack, ctx.num_maps = stack, num_maps
         # Backward computes under the same autocast as forward. Without a cache, as casts of all weights would add up.
@@ -299,19 +293,19 @@ class _Reversible(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        stack, num_groups = ctx.stack, len(grads)
+        stack = ctx.stack
         edge_attr, *groups_and_others = ctx.saved_tensors
-        others = groups_and_others[num_groups:]
+        others = groups_and_others[NUM_GROUPS:]
         # Tensors that outlive a branch are allocated before the first one and changed in place. Allocated between the
         # large tensors of the branches they would fragment the memory, more with every layer.
         groups, flow = (
-            [tensor.clone() for tensor in each] for each in (groups_and_others[:num_groups], grads)
+            [tensor.clone() for tensor in each] for each in (groups_and_others[:NUM_GROUPS], grads)
         )
         # Parameters are leaves already; they were saved so that autograd notices changes. The rest becomes leaves here.
         edge_attr = (
             None
             if edge_attr is None
-            else edge_attr.detach().requires_grad_(ctx.needs_input_grad[3])
+            else edge_attr.detach().requires_grad_(ctx.needs_input_grad[2])
         )
         flat = [tensor.detach().requires_grad_() for tensor in others[: 2 * ctx.num_maps]]
         leaves = [edge_attr, *flat, *stack.parameters()]
@@ -319,7 +313,7 @@ class _Reversible(torch.autograd.Function):
         norms = torch.nn.ModuleList(stack.branches)
         with fix_statistics(norms), torch.enable_grad(), torch.autocast(**ctx.autocast):
             for layer, group in itertools.product(
-                reversed(range(stack.num_layers)), reversed(range(num_groups))
+                reversed(range(stack.num_layers)), reversed(range(NUM_GROUPS))
             ):
                 place = stack.place(layer, group)
                 source = stack.source(groups, group).detach().requires_grad_()
@@ -332,10 +326,9 @@ class _Reversible(torch.autograd.Function):
                 ]
                 grad = sums.add(out, flow[group].to(out.dtype), source, owned)
                 del source, out  # before the next branch allocates its own
-                for other in [group - 1] if group else range(1, num_groups):
-                    flow[other].add_(grad)
+                flow[1 - group].add_(grad)
         grad_attr, *grad_others = map(sums.of, leaves)
-        return None, None, None, grad_attr, *flow, *grad_others
+        return None, None, grad_attr, *flow, *grad_others
 
 
 class _Sums:

@@ -37,14 +37,21 @@ KEYS: dict[str, tuple] = {
     "data.threads": (),
     "evaluation.smooth": (),
     "features.device": (),
+    "features.optimizer": ("sparse_adam",),
     "loader.backend": ("native",),
     "loader.pack": ("graphs",),
+    "model.block": ("res+",),
+    "model.jk": ("none",),
     "model.knn": (0,),
     "model.knn_dilation": (1,),
     "model.knn_epsilon": (0.0,),
     "model.learn_msg_scale": (False,),
     "model.learn_p": (False,),
+    "model.learn_t": (),
     "model.learn_y": (False,),
+    "model.msg_norm": (False,),
+    "model.num_groups": (2,),
+    "model.p": (),
     "model.reversible": (),
     "model.tolerance": (0.001,),
     "model.y": (0.0,),
@@ -60,6 +67,7 @@ KEYS: dict[str, tuple] = {
     "task.strict_negatives": (False,),
     "train.cuda_graph": (),
     "train.decay_vectors": (True,),
+    "train.last_lr": (0.0,),
     "train.step_epochs": (),
     "train.step_factor": (),
     "trainer.early_fraction": (0.25,),
@@ -74,6 +82,7 @@ KEYS: dict[str, tuple] = {
 VALUES = {
     "data.link_negatives": ("hard",),
     "data.node_features": ("counts",),
+    "model.aggr": ("power", "power_sum", "powermean"),
     "partition.name": ("kaminpar", "kaminpar_random"),
 }
 
@@ -95,6 +104,8 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
         () if values.get("trainer.name") != "knowledge" else ("trainer.num_parts",)
     )  # others have it
     wrong += [name for name in own if values.get(name, 1) not in (1, "auto")]
+    if values.get("model.learn_t") is False and values["model.aggr"] in ("softmax", "softmax_sum"):
+        wrong.append("model.learn_t")
     for name in wrong:
         raise ValueError(
             f"{name}={values[name]} is a key of version {LAST_VERSION} and before, which opens this run: "

@@ -344,15 +344,8 @@ class FeaturesConfig:
         below=1,
         when=TABLE,
     )
-    optimizer: str = key(
-        "sparse_adam",
-        "Optimizer of the table: sparse_adam, or sgd, which keeps no moments.",
-        choices=("sparse_adam", "sgd"),
-        when=TABLE,
-    )
 
 
-FALLING = {"train.schedule": ("linear", "cosine")}
 PLATEAU = {"train.schedule": ("plateau",)}
 
 
@@ -395,13 +388,6 @@ class GNNTrainConfig(TrainConfig):
         "falls until the end of the run. plateau: it falls when the validation metric stops "
         "improving, as with torch's ReduceLROnPlateau.",
         choices=("none", "linear", "cosine", "plateau"),
-    )
-    last_lr: float = key(
-        0.0,
-        "Learning rate at the end of the run, as a fraction of lr.",
-        minimum=0,
-        below=1,
-        when=FALLING,
     )
     plateau_factor: float = key(
         0.1, "Factor by which the learning rate falls.", above=0, below=1, when=PLATEAU

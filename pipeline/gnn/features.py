@@ -11,8 +11,6 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.run.seeds import stream
 
-# Those that take gradients of some rows only. SparseAdam keeps two moments of every number, SGD none.
-OPTIMIZERS = {"sparse_adam": torch.optim.SparseAdam, "sgd": torch.optim.SGD}
 # Rows of one stream of random numbers; another value gives another table.
 ROWS_OF_STREAM = 4096
 # Standard deviation of the first numbers: the table is learned rather than random (docs/evidence/log.md).
@@ -33,7 +31,6 @@ class NodeTable:
         num_nodes: rows.
         channels: columns.
         lr: learning rate, times the factor given to :meth:`step`.
-        optimizer: a key of :data:`OPTIMIZERS`.
         dropout: fraction of the nodes of a batch that the model sees without their rows in training, as zeros.
         init: a key of :data:`INITS`, which fills the table at the start.
         seed: of the rows at the start.
@@ -53,7 +50,6 @@ class NodeTable:
         channels: int,
         *,
         lr: float,
-        optimizer: str = "sparse_adam",
         dropout: float = 0.0,
         init: str = "normal",
         seed: int = 0,
@@ -68,7 +64,7 @@ class NodeTable:
         INITS[init](rows, seed)
         self._embedding = torch.nn.Embedding.from_pretrained(rows, freeze=False, sparse=True)
         self.weight: torch.nn.Parameter = self._embedding.weight
-        self.optimizer = OPTIMIZERS[optimizer]([self.weight], lr=lr)
+        self.optimizer = torch.optim.SparseAdam([self.weight], lr=lr)
         self._lr, self._dropout, self._ranges = lr, dropout, ranges
 
     def __str__(self) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.networks.blockwise import why_not
-from parallel_epochs.models.networks.pyg import ELEMENTS_AT_ONCE, PyGModel
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import GraphTypes
@@ -207,11 +206,7 @@ def measure(setup: Setup) -> Footprint:
     ranks = config.parallel.num_ranks > 1  # the gradients once more, side by side
     state = (4 + ranks + bool(config.train.ema)) * weights
     if config.learned_channels:
-        state += (
-            num_nodes
-            * config.features.channels
-            * (12 if config.features.optimizer == "sparse_adam" else 4)
-        )
+        state += 12 * num_nodes * config.features.channels  # with two moments of each number
     on_disk = on_cpu and data.on_disk
     graph = bytes_of(data) if on_cpu and not on_disk else 0
     return Footprint(
@@ -238,19 +233,11 @@ def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> f
     num_nodes, num_edges = data.num_nodes, data.num_edges
     rows = 8 * num_nodes * data.out_channels
     if config.evaluation.is_exact:
-        at_once = (
-            num_edges
-            if getattr(model, "updates_edges", False)
-            else min(num_edges, ELEMENTS_AT_ONCE // config.model.hidden_channels)
-        )
         wide = 0 if getattr(model, "takes_int32_edges", False) else 40 * num_edges
-        # In blocks of edges the messages are there, which small graphs have no need of.
-        in_blocks = at_once < num_edges and isinstance(model, PyGModel) and model.builds_messages()
-        blocks = 4 * ELEMENTS_AT_ONCE if in_blocks else 0
         if on_cpu and data.on_disk and not why_not(model):
             block = forward(min(num_nodes, BLOCK_NODES), min(num_edges, BLOCK_EDGES))
             return activation_bytes(num_nodes, config.model.hidden_channels) + rows + block
-        return forward(num_nodes, at_once) + rows + wide + blocks + graph
+        return forward(num_nodes, num_edges) + rows + wide + graph
     share = 1 / min(config.evaluation.num_parts, num_nodes)
     size = num_nodes * share, num_edges * share * share
     return forward(*size) + rows + batch(*size) * (PREFETCH + 2 if on_cpu else 1)

@@ -132,7 +132,6 @@ def build_table(config: GNNConfig, data: Data, device: torch.device) -> NodeTabl
         num_rows,
         features.channels,
         lr=features.lr,
-        optimizer=features.optimizer,
         dropout=features.dropout,
         init=features.init,
         seed=config.seed,
@@ -252,8 +251,6 @@ def describe_foreign(kind: Kind, model: torch.nn.Module, data: Data) -> str:
     exact = "by one forward over the whole graph"
     if isinstance(model, PyGModel):
         text += f"{name}: {model.describe_code()}; "
-        if model.splits() and model.builds_messages():
-            exact = "layer by layer, in blocks of edges where the graph is large"
     if not kind.is_one_graph:
         exact = "by batches of whole graphs"
     how = {"exact": exact, "views": "by views"}.get(

@@ -98,7 +98,6 @@ def build_decay(config: GNNConfig, task: Task, schedule: Schedule) -> Decay:
             train.lr,
             schedule.warmup_steps,
             schedule.total_steps,
-            train.last_lr,
             train.plateau_factor,
             train.plateau_patience,
             task.metric in LOWER_IS_BETTER,

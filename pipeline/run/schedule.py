@@ -151,14 +151,12 @@ class DecayOptions:
     Attributes:
         lr: at the beginning, of one rank.
         first_step, last_step: number of the step after the warm-up, and number of steps of the run.
-        last_lr: learning rate at the end, as a fraction of `lr`.
         plateau_factor, plateau_patience, lower_is_better: see :class:`Plateau`.
     """
 
     lr: float
     first_step: int = 0
     last_step: int = 1
-    last_lr: float = 0.0
     plateau_factor: float = 0.1
     plateau_patience: int = 10
     lower_is_better: bool = False
@@ -189,7 +187,7 @@ class Decay:
         """Return the learning rate of a step, given its number since the run began."""
         first, last = self._options.first_step, self._options.last_step
         done = min(max(step - first, 0) / max(last - first, 1), 1)
-        return fall_linearly(self._options.lr, self._options.last_lr, self._fall(done))
+        return fall_linearly(self._options.lr, 0.0, self._fall(done))
 
     def observe(self, score: float) -> None:
         """Learn of the validation metric of an evaluation that follows the warm-up, the same on all ranks."""
@@ -202,8 +200,7 @@ class Decay:
         """Go on from what :meth:`state` returned."""
 
     def __str__(self) -> str:
-        last = self._options.lr * self._options.last_lr
-        return f", {self._text} to {last:g}" if self._text else ""
+        return f", {self._text} to 0" if self._text else ""
 
 
 class Plateau(Decay):

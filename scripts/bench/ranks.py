@@ -62,7 +62,6 @@ def _train_steps(
         data.y.size(1),
         layers,
         edge_dim=8,
-        learn_t=True,
         dropout=0.1,
         gradient_checkpointing=True,
     )

@@ -41,9 +41,9 @@ def bench_step(
     x, plain = torch.randn(num_nodes, 8).to(place), data.edge_index.as_tensor()
 
     def build(num_layers: int) -> DeeperGCN:
-        return DeeperGCN(
-            8, 64, NUM_TASKS, num_layers, edge_dim=8, learn_t=True, dropout=0.1, kernel="fused"
-        ).to(place)
+        return DeeperGCN(8, 64, NUM_TASKS, num_layers, edge_dim=8, dropout=0.1, kernel="fused").to(
+            place
+        )
 
     def stepper(model: torch.nn.Module, edge_index: torch.Tensor):
         return make_step(

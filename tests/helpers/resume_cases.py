@@ -228,7 +228,6 @@ ROWS: dict[str, list[str]] = {
         "features=embedding",
         "features.channels=8",
         "features.init=orthogonal",
-        "model.jk=lstm",
         "task.predictor=residual",
         "task.common_neighbors=true",
         "task.valid_edges=true",

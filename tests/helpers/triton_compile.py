@@ -15,14 +15,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from parallel_epochs.models.aggregate import gpu, ops
-from parallel_epochs.models.aggregate.reduce import POWER_RANGE
 from parallel_epochs.models.kernels import sorting
 from parallel_epochs.models.messages import gpu_attention, gpu_messages, ops as message_ops
 from parallel_epochs.models.messages.attention_reference import AttentionCall
 from parallel_epochs.models.messages.inputs import MESSAGES
 from parallel_epochs.models.messages.scores import SCORES
 
-LIMITS = POWER_RANGE
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
     torch.float32: "*fp32",
@@ -94,7 +92,7 @@ def compile_problem(
         attr = torch.zeros(2000, edge_dim, dtype=dtype)
         weight, bias = torch.zeros(channels, edge_dim), torch.zeros(channels)
     param = torch.zeros(1)
-    call = ops.AggregateCall(x, structure, attr, weight, bias, None, param, aggr, 1e-7, *LIMITS)
+    call = ops.AggregateCall(x, structure, attr, weight, bias, None, param, aggr, 1e-7)
     outputs = gpu.forward(call, True)
     needed = ops.Needed(need_attr, weight is not None, False)
     gpu.backward(ops.AggregateResults(outputs[0], *outputs), call, needed)

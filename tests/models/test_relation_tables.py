@@ -66,11 +66,11 @@ def forward_of_one_hot(
     "model, options, more",
     [
         (DeeperGCN, dict(edge_dropout=0.4), ()),
-        (DeeperGCN, dict(block="dense", gradient_checkpointing=True), ()),
-        (DeeperGCN, dict(virtual_node="mean", block="res", pool="mean"), (PTR,)),
-        (DeeperGCN, dict(aggr="add", msg_norm=True), ()),
+        (DeeperGCN, dict(gradient_checkpointing=True), ()),
+        (DeeperGCN, dict(virtual_node="mean", pool="mean"), (PTR,)),
+        (DeeperGCN, dict(aggr="add"), ()),
         (RevGNN, dict(edge_dropout=0.4), ()),
-        (RevGNN, dict(tied=True, num_groups=4, aggr="softmax"), ()),
+        (RevGNN, dict(tied=True, aggr="softmax"), ()),
     ],
     ids=lambda value: (
         " ".join(map(str, value)) if isinstance(value, dict) else getattr(value, "__name__", "")

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from parallel_epochs.models.aggregate import reference
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.predict.inference import predict_exact, predict_views
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -21,7 +20,7 @@ from parallel_epochs.pipeline.metrics import (
 )
 from parallel_epochs.scripts.report.labels import precision_recall, reliability, roc
 from tests.helpers import building as build
-from tests.helpers.graphs import random_graph, task_graph
+from tests.helpers.graphs import task_graph
 
 CPU = torch.device("cpu")
 
@@ -64,29 +63,6 @@ def test_views_average_and_exact_equals_one_view_of_one_cluster(configure):
     # An average over many views predicts every node in each: no row is left at zero or counted twice.
     single = views(1, 4)
     assert single.shape == (40, 2) and bool((single != 0).all())
-
-
-def test_exact_evaluation_by_the_reference_takes_the_edges_in_blocks(configure, monkeypatch):
-    data = random_graph(300, 4000, 0)
-    config = configure("model.num_layers=3", "model.hidden_channels=8", "kernel=reference")
-    model = build.build_model(config, data, NodeTask(data)).eval()
-    most = []
-    one_block = reference.aggregate_edges
-    monkeypatch.setattr(
-        reference,
-        "aggregate_edges",
-        lambda x_j, *args, **options: most.append(len(x_j)) or one_block(x_j, *args, **options),
-    )
-    monkeypatch.setattr(reference, "MAX_BLOCK_EDGES", 500)
-    whole = predict_exact(
-        partial(NodeTask(data).predict, model), data, num_rows=300, out_channels=2, device=CPU
-    )
-    assert len(most) >= 3 * 8000 // 500 and max(most) <= 500 and sum(most) == 3 * 8000
-    monkeypatch.undo()
-    with torch.no_grad():
-        torch.testing.assert_close(
-            model(data.x, data.edge_index.as_tensor().long(), data.edge_attr), whole
-        )
 
 
 @settings(max_examples=8, deadline=None)

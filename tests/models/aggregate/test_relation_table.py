@@ -17,7 +17,7 @@ pytestmark = [
     ),
     pytest.mark.usefixtures("poisoned_memory"),
 ]
-SCALARS = dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
+SCALARS = dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,7 +70,7 @@ def test_output_and_gradients_of_the_reference(aggr, edge_dim, num_relations, ch
             rows["edge_attr"] = rows["edge_attr"] + torch.nn.functional.linear(
                 inputs["edge_attr"][:, 1:], inputs["weight"], inputs["bias"]
             )
-        grad = off_the_bounds(edge_index, inputs | rows, grad, aggr)
+        grad = off_the_bounds(edge_index, inputs | rows, grad)
     check(edge_index, inputs, grad, aggr=aggr)
 
 

@@ -93,7 +93,7 @@ def test_gated_layers_update_edges_by_hand(attr):
         h = h + (out / ((2 if number == 0 else 1) + 1e-5) ** 0.5).relu()
     edges = from_csc(EDGES, torch.tensor([0, 3, 4, 6, 7, 7]))
     torch.testing.assert_close(model(X, edges, attr), model.head(h))
-    assert model.layers[1].edge_norm is None and not model.splits()
+    assert model.layers[1].edge_norm is None and model.splits
     model.train()(X, edges, attr).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 

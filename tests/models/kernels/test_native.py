@@ -218,9 +218,9 @@ def test_other_widths_of_vectors(width):
                     name: value if value is None else value.abs() for name, value in inputs.items()
                 }
                 inputs["x"] += 0.125
-            inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]), y=torch.tensor([0.2]))
+            inputs |= dict(t=torch.tensor([1.3]), p=torch.tensor([1.7]))
             if aggr.startswith("power"):
-                grad = off_the_bounds(edge_index, inputs, grad, aggr)
+                grad = off_the_bounds(edge_index, inputs, grad)
             check(edge_index, inputs, grad, aggr=aggr)
 
 

@@ -6,7 +6,6 @@ import torch
 from parallel_epochs.models import DeeperGCN, RevGNN
 from parallel_epochs.models.networks import blockwise
 from parallel_epochs.models.networks.blockwise import InBlocks
-from parallel_epochs.models.residual import BLOCKS
 from parallel_epochs.pipeline.run.storage import DiskStorage
 from tests.helpers.graphs import random_graph
 
@@ -14,30 +13,20 @@ SIZES = [(1000, 10**9), (16, 100), (7, 1)]
 OPTIONS = [
     {"edge_dim": None},
     {"edge_dim": 3, "norm": "batch"},
-    {"edge_dim": 3, "aggr": "add", "msg_norm": True, "num_categories": 2},
+    {"edge_dim": 3, "aggr": "add", "num_categories": 2},
     {"edge_dim": 3, "encode_x": False},
     {"edge_dim": 3, "kernel": "reference"},
 ]
 
 
-def every_pair():
-    """Every block with every option, and every size with each of them; what else there is is slow."""
-    for row, block in enumerate(BLOCKS):
-        for column, options in enumerate(OPTIONS):
-            for place, sizes in enumerate(SIZES):
-                marks = [] if (row + column) % 3 == place else pytest.mark.slow
-                yield pytest.param(
-                    block, options, *sizes, marks=marks, id=f"{block} {' '.join(options)} {sizes}"
-                )
-
-
-@pytest.mark.parametrize("block, options, num_rows, num_edges", [*every_pair()])
-def test_predictions_are_those_of_one_forward(block, options, num_rows, num_edges, tmp_path):
+@pytest.mark.parametrize("num_rows, num_edges", SIZES)
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+def test_predictions_are_those_of_one_forward(options, num_rows, num_edges, tmp_path):
     data = random_graph(30, 120, 0)
     torch.manual_seed(0)
     columns = 5 - options.get("num_categories", 0)
     hidden = 5 if options.get("encode_x") is False else 8
-    model = DeeperGCN(columns, hidden, 2, 3, block=block, **options).eval()
+    model = DeeperGCN(columns, hidden, 2, 3, **options).eval()
     edge_attr = data.edge_attr if options["edge_dim"] else None
     with torch.no_grad():
         expected = model(data.x, data.edge_index, edge_attr)

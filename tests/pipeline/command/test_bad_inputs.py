@@ -35,7 +35,7 @@ TRAIN, EVALUATE, PREDICT, PREPARE = (
 )
 BASELINES = "pipeline.baselines"
 REPORT, BENCH = "scripts.report", "scripts.bench"
-AGGREGATIONS = "softmax, softmax_sg, softmax_sum, power, power_sum, powermean, mean, max, add"
+AGGREGATIONS = "softmax, softmax_sg, softmax_sum, mean, max, add"
 EXPERIMENTS = (
     "complex_fb15k237, complex_math, debian_sections, debian_typed, deepwalk_blogcatalog, digits, "
     "largevis_mnist, line_blogcatalog, node2vec_blogcatalog, ogbg_molhiv, ogbg_molhiv_gatedgcn, "
@@ -363,11 +363,6 @@ COMMANDS = [
         "model.name=gat is unknown; choose one of deepergcn, revgnn, rgcn, hgt, pyg, custom, auto",
     ),
     (TRAIN, "model.aggr=median", f"model.aggr=median is unknown; choose one of {AGGREGATIONS}"),
-    (
-        TRAIN,
-        "model.block=skip",
-        "model.block=skip is unknown; choose one of res+, res, plain, dense",
-    ),
     (TRAIN, "model.norm=group", "model.norm=group is unknown; choose one of layer, batch"),
     (
         TRAIN,
@@ -386,11 +381,6 @@ COMMANDS = [
         "data.components=0 is unknown. Choose all, largest, separate, or a <*>largest component",
     ),
     # Values that contradict each other.
-    (
-        TRAIN,
-        "model.aggr=softmax_sg",
-        "model.aggr=softmax_sg has no gradient for t: set learn_t=false",
-    ),
     (
         TRAIN,
         "parallel=single parallel.num_ranks=2",

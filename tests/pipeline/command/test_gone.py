@@ -34,6 +34,12 @@ def test_a_saved_run_may_hold_the_value_that_is_fixed_now(name, configure, tmp_p
                 schema.parse(text, path)
 
 
+def test_a_saved_run_whose_softmax_did_not_learn_t_is_refused(configure, tmp_path):
+    text = keys.to_yaml(configure()).replace("\nmodel:\n", "\nmodel:\n  learn_t: false\n")
+    with pytest.raises(ValueError, match="model.learn_t=False.*version 0.6.0"):
+        schema.parse(text, tmp_path)
+
+
 def test_a_saved_run_had_seconds_by_its_epochs(configure, tmp_path):
     text = re.sub("base_seconds: .*", "base_seconds: auto", keys.to_yaml(configure()))
     assert "auto" in text and schema.parse(text, tmp_path) == configure()

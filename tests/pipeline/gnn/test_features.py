@@ -56,13 +56,10 @@ def test_an_orthogonal_table_is_that_of_torch_from_the_same_normal_numbers(shape
     torch.testing.assert_close(product, torch.eye(min(shape)))
 
 
-@pytest.mark.parametrize("optimizer", ["sparse_adam", "sgd"])
-def test_only_the_rows_of_a_batch_move_and_as_by_the_dense_optimizer(optimizer):
-    table = NodeTable(9, 2, lr=0.5, optimizer=optimizer)
+def test_only_the_rows_of_a_batch_move_and_as_by_the_dense_optimizer():
+    table = NodeTable(9, 2, lr=0.5)
     dense = torch.nn.Parameter(table.weight.detach().clone())
-    reference = {"sparse_adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer](
-        [dense], lr=0.5 * 0.1
-    )
+    reference = torch.optim.Adam([dense], lr=0.5 * 0.1)
     before, batch = dense.detach().clone(), batch_of([7, 0, 3])
     seen = table.attach(batch, CPU).x
     assert torch.equal(seen, torch.cat([before[[7, 0, 3]], batch.x], 1)) and batch.x.size(1) == 2
@@ -253,14 +250,6 @@ def test_nodes_without_a_row_get_the_mean(configure, tmp_path, monkeypatch):
 
 def test_what_cannot_be_is_refused_before_any_work(configure, monkeypatch):
     for overrides, message in (
-        (
-            ["features.optimizer=adam"],
-            "features.optimizer=adam is unknown; choose one of sparse_adam, sgd",
-        ),
-        (
-            ["features.optimizer=lion"],
-            "features.optimizer=lion is unknown; choose one of sparse_adam, sgd",
-        ),
         (["features.name=table"], "features.name=table is unknown; choose one of data, embedding"),
         (["features.channels=0"], "features.channels must be at least 1, not 0"),
     ):

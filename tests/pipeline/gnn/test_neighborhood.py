@@ -31,9 +31,9 @@ NODES = torch.tensor([700, 3, 41, 899])
     [
         [],
         ["model.norm=batch", "train.label_input=0.5", "data.propagate=2"],
-        ["features=embedding", "model.block=dense"],
+        ["features=embedding"],
         [*PYG, "model.conv=GATv2Conv"],
-        [*PYG, "model.conv=EdgeConv", "model.jk=cat"],
+        [*PYG, "model.conv=EdgeConv"],
     ],
     ids=["default", "labels", "learned", "gatv2", "edgeconv"],
 )

@@ -142,24 +142,20 @@ def test_learning_rates_by_hand(scaling, factors):
 
 
 @pytest.mark.parametrize(
-    "decay, torchs, last",
+    "decay, torchs",
     [
-        (DECAYS["linear"], lambda optimizer: LinearLR(optimizer, 1.0, 0.1, total_iters=9), 0.1),
-        (DECAYS["linear"], lambda optimizer: LinearLR(optimizer, 1.0, 0.0, total_iters=9), 0.0),
-        (DECAYS["cosine"], lambda optimizer: CosineAnnealingLR(optimizer, 9, eta_min=0.03), 0.1),
+        (DECAYS["linear"], lambda optimizer: LinearLR(optimizer, 1.0, 0.0, total_iters=9)),
+        (DECAYS["cosine"], lambda optimizer: CosineAnnealingLR(optimizer, 9)),
     ],
 )
-def test_a_falling_learning_rate_is_torchs_from_the_end_of_the_warm_up_on(decay, torchs, last):
+def test_a_falling_learning_rate_is_torchs_from_the_end_of_the_warm_up_on(decay, torchs):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
-    theirs, ours = (
-        torchs(optimizer),
-        decay(DecayOptions(0.3, first_step=4, last_step=13, last_lr=last)),
-    )
+    theirs, ours = torchs(optimizer), decay(DecayOptions(0.3, first_step=4, last_step=13))
     assert [ours.lr(step) for step in range(5)] == [0.3] * 5
     for step in range(4, 13):
         assert ours.lr(step) == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step(), theirs.step()
-    assert ours.lr(13) == ours.lr(20) == pytest.approx(0.3 * last)
+    assert ours.lr(13) == ours.lr(20) == pytest.approx(0)
     assert decay(DecayOptions(0.3, first_step=4, last_step=4)).lr(4) == 0.3, (
         "the warm-up is all there is"
     )
@@ -172,9 +168,9 @@ def test_a_run_gives_its_decay_the_steps_and_the_direction_of_its_metric(configu
         ("plateau", "rmse", True),
         ("plateau", "acc", False),
     ):
-        config = configure(f"train.schedule={name}", "train.lr=0.5", "train.last_lr=0.25")
+        config = configure(f"train.schedule={name}", "train.lr=0.5")
         decay = build_decay(config, SimpleNamespace(metric=metric), schedule)
-        assert decay._options == DecayOptions(0.5, 3, 20, 0.25, lower_is_better=lower)
+        assert decay._options == DecayOptions(0.5, 3, 20, lower_is_better=lower)
 
 
 def test_another_number_of_ranks_goes_on_with_the_learning_rate_where_it_was():
@@ -183,7 +179,7 @@ def test_another_number_of_ranks_goes_on_with_the_learning_rate_where_it_was():
         build_decay(
             SimpleNamespace(
                 train=SimpleNamespace(
-                    schedule="cosine", lr=1, last_lr=0, plateau_factor=0.1, plateau_patience=1
+                    schedule="cosine", lr=1, plateau_factor=0.1, plateau_patience=1
                 )
             ),
             SimpleNamespace(metric="acc"),

@@ -189,7 +189,7 @@ def test_a_batch_is_predicted_and_learned_as_by_pygs_layers_and_ogbs_encoders(ke
     [
         (DeeperGCN, {"virtual_node": "add"}),
         (DeeperGCN, {"virtual_node": "mean"}),
-        (DeeperGCN, {"block": "dense"}),
+        (DeeperGCN, {}),
         (RevGNN, {}),
     ],
 )
