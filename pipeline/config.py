@@ -110,13 +110,8 @@ class TrackerConfig:
 
     name: str = key(
         "none",
-        "Tracker that gets the records of metrics.jsonl too: none, csv, tensorboard, wandb, mlflow "
-        "or custom.",
-        changes_numbers=False,
-    )
-    project: str = key(
-        "parallel-epochs",
-        "Name of the project in Weights & Biases, or of the experiment in MLflow.",
+        "Tracker that gets the records of metrics.jsonl too: none, tensorboard, wandb, mlflow or "
+        "custom.",
         changes_numbers=False,
     )
     path: str | None = key(

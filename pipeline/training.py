@@ -464,7 +464,6 @@ def build_session(
             tracker,
             folder,
             name="/".join(folder.resolve().parts[-2:]),
-            project=config.tracker.project,
             best="min" if trainer.about.lower_is_better else "max",
             settings={entry.name: entry.value for entry in keys.entries(config)},
         )

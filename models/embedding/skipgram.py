@@ -5,7 +5,6 @@ The objective is that of word2vec (https://arxiv.org/abs/1310.4546), and the blo
 products; see skipgram.h.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,32 +43,14 @@ class VectorTable:
     steps: Tensor
 
     @classmethod
-    def zeros(
-        cls,
-        num_rows: int,
-        dim: int,
-        optimizer: str = "sgd",
-        *,
-        make: Callable[..., Tensor] = torch.zeros,
-    ) -> "VectorTable":
-        """Make a table of zeros for vectors of `dim` numbers.
-
-        Args:
-            make: function that makes tensors of zeros.
-        """
+    def zeros(cls, num_rows: int, dim: int, optimizer: str = "sgd") -> "VectorTable":
+        """Make a table of zeros for vectors of `dim` numbers."""
         stride = -(-dim // LINE) * LINE
         width = {"sgd": 0, "adagrad": stride, "adam": 2 * stride}[optimizer]
         return cls(
-            make(num_rows, stride),
-            make(num_rows if width else 0, width),
-            make(num_rows if optimizer == "adam" else 0),
-        )
-
-    @staticmethod
-    def numbers_per_row(dim: int, optimizer: str) -> int:
-        """Count the float32 numbers that a table keeps for each row."""
-        return -(-dim // LINE) * LINE * {"sgd": 1, "adagrad": 2, "adam": 3}[optimizer] + (
-            optimizer == "adam"
+            torch.zeros(num_rows, stride),
+            torch.zeros(num_rows if width else 0, width),
+            torch.zeros(num_rows if optimizer == "adam" else 0),
         )
 
     def tensors(self) -> dict[str, Tensor]:

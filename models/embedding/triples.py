@@ -32,7 +32,7 @@ class TripleModel:
         name: name of the model.
         query_tails: function that makes queries for tails from heads [..., dim] and relations [..., relation_dim].
         query_heads: function that makes queries for heads from tails and relations.
-        comparison: score of a query and an entity: "dot" is their dot product, "l1" and "l2" are minus their distance,
+        comparison: score of a query and an entity: "dot" is their dot product, "l1" is minus their distance,
             "modulus" is minus the sum of the moduli of their complex differences.
         parts: number of real numbers that form one number of an entity. `dim` is a multiple of it.
         relation_parts: number of real numbers of a relation for `parts` real numbers of an entity.
@@ -90,8 +90,6 @@ def match(
     difference = queries - entities
     if comparison == "l1":
         return -difference.abs().sum(-1)
-    if comparison == "l2":
-        return -torch.linalg.vector_norm(difference, dim=-1)
     return -modulus(difference, 2).sum(-1)
 
 
@@ -101,14 +99,8 @@ def compare(
     """Compare every query with every entity, by a matrix product or by distances. There may be one batch dimension."""
     if comparison == "dot":
         return queries @ entities.mT
-    if comparison in ("l1", "l2"):
-        # A matrix product would leave no correct digit for points that are close to each other.
-        return -torch.cdist(
-            queries,
-            entities,
-            p=1.0 if comparison == "l1" else 2.0,
-            compute_mode="donot_use_mm_for_euclid_dist",
-        )
+    if comparison == "l1":
+        return -torch.cdist(queries, entities, p=1.0)
     if queries.dim() == 2:
         return -modulus_distances(queries.unsqueeze(0), entities.unsqueeze(0))[0]
     return -modulus_distances(queries, entities)

@@ -44,24 +44,8 @@ def compare_pairs(
     return scores
 
 
-def find_nearest(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find the nodes whose vectors have the largest cosines with each.
-
-    Args:
-        vectors: [num_nodes, dim].
-
-    Returns:
-        Their numbers, the nearest first [num_nodes, count], and the cosines; of fewer other nodes as many as there
-        are.
-    """
-    numbers = torch.arange(len(vectors))
-    return nearest_of(
-        torch.from_numpy(unit_rows(vectors.numpy())), min(count, len(vectors) - 1), numbers, numbers
-    )
-
-
 def nearest_of(unit: Tensor, count: int, rows: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the nearest of some vectors among others; see :func:`find_nearest`.
+    """Find those of some vectors that have the largest cosines with each of others.
 
     Args:
         unit: vectors of length 1 [num_nodes, dim].
@@ -69,7 +53,8 @@ def nearest_of(unit: Tensor, count: int, rows: Tensor, among: Tensor) -> tuple[T
         among: numbers of those that may be found [num_others].
 
     Returns:
-        [num_rows, count]; no vector is its own nearest, and the cosine is minus infinity where there are too few.
+        Their numbers, the nearest first, and the cosines [num_rows, count]; no vector is its own nearest, and the
+        cosine is minus infinity where there are too few.
     """
     count, others = min(count, len(among)), unit[among]
     numbers = torch.empty(len(rows), count, dtype=torch.int64)

@@ -18,7 +18,6 @@ from parallel_epochs.pipeline.run.errors import Stopped
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import fall_linearly
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.run.storage import MemoryStorage
 from parallel_epochs.pipeline.run.sync import sum_columns
 
 # From what was learned, [num_nodes, dim], to the metric of each split, and perhaps others.
@@ -88,7 +87,6 @@ class BlockTrainer(Trainer):
         score: computes the metrics of each split.
         metric: the name of the one that the best round is chosen by.
         dim: columns of the tables that are learned.
-        storage: where the tables lie.
         loss_limit: mean loss of a round beyond which training has diverged.
     """
 
@@ -109,13 +107,11 @@ class BlockTrainer(Trainer):
         seed: int,
         ranks: Ranks,
         stop: StopRequest | None,
-        storage: MemoryStorage = MemoryStorage(),
         loss_limit: float = math.inf,
     ):
         self.plan, self.parts, self.progress = plan, parts, Progress()
         self.score, self._tables, self._schedule, self._finish = score, tables, schedule, finish
         self._dim, self._seed, self._ranks, self._stop = dim, seed, ranks, stop or StopRequest()
-        self._storage = storage
         self.numbers: RoundNumbers | None = None
         self._finished: tuple[int, Tensor] | None = None
 
@@ -201,7 +197,6 @@ class BlockTrainer(Trainer):
             for turn, task in enumerate(self._schedule[number]):
                 for tensor, first, last in self._touched(task):
                     self._ranks.broadcast_(tensor[first:last], turn % self._ranks.num_ranks)
-                self._release(task)
         return bool(message[2] > 0)
 
     def _touched(self, task: list[tuple[int, int]]) -> Iterator[tuple[Tensor, int, int]]:
@@ -212,20 +207,11 @@ class BlockTrainer(Trainer):
                     if tensor.numel():
                         yield tensor, int(self.parts.ptr[part]), int(self.parts.ptr[part + 1])
 
-    def _release(self, task: list[tuple[int, int]]) -> None:
-        """Let what a task has changed leave the memory, if that makes room."""
-        for tensor, first, last in self._touched(task):
-            self._storage.release(tensor, first, last)
-
     def embedding(self) -> Tensor:
         """Return what was learned of all nodes in the order of the graph [num_nodes, dim], finished."""
         if self._finished is None or self._finished[0] != self.progress.step:
-            vectors = self._storage.zeros(self.parts.node.numel(), self._dim)
-            for first, last in zip(
-                self.parts.ptr[:-1].tolist(), self.parts.ptr[1:].tolist(), strict=True
-            ):
-                vectors[self.parts.node[first:last]] = self._rows[first:last, : self._dim].cpu()
-                self._storage.release(self._rows, first, last)
+            vectors = torch.zeros(self.parts.node.numel(), self._dim)
+            vectors[self.parts.node] = self._rows[:, : self._dim]
             self._finished = self.progress.step, self._finish(vectors)
         return self._finished[1]
 

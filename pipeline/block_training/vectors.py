@@ -1,4 +1,4 @@
-"""Vectors that a run has trained, in files: the formats of the field, nearest nodes, cosines of pairs."""
+"""Vectors that a run has trained: in files of the formats of the field, and open to be asked for the nearest."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.models.embedding.spectral import unit_rows
-from parallel_epochs.pipeline.block_training.cosines import compare_pairs, find_nearest, nearest_of
+from parallel_epochs.pipeline.block_training.cosines import nearest_of
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.opened import Part, open_whole
-from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs
 from parallel_epochs.pipeline.names import SPLITS
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.log import format_score, format_table
@@ -24,42 +23,16 @@ from parallel_epochs.pipeline.run.saved import SavedRun
 log = logging.getLogger(__name__)
 
 
-def check_predictions(
-    run: SavedRun,
-    predictions: str | None,
-    *,
-    pairs: str | None = None,
-    neighbors: int = 0,
-    triples: str | None = None,
-) -> tuple[Path, Tensor | None]:
-    """Check where vectors shall be saved, and read the pairs whose cosines are asked for, before any long work.
-
-    The arguments are the keys of `predict` that have their names.
-
-    Returns:
-        The file of the predictions, and the pairs, if there are any.
+def check_predictions(run: SavedRun, predictions: str | None) -> Path:
+    """Check where vectors shall be saved, before any long work.
 
     Raises:
-        ValueError: names the keys.
+        ValueError: names the key.
     """
     if predictions is None:
         raise ValueError("One argument is missing: predictions=FILE")
     check_device(run)
-    wanted = {
-        name: value
-        for name, value in (("pairs", pairs), ("neighbors", neighbors), ("triples", triples))
-        if value
-    }
-    if len(wanted) > 1:
-        raise ValueError(
-            f"{' and '.join(f'{name}={value}' for name, value in wanted.items())} exclude each other. "
-            "Give one of them"
-        )
-    if pairs:
-        return Path(predictions), read_pairs(Path(pairs))
-    if not wanted:
-        writer_of(Path(predictions))
-    return Path(predictions), None
+    return Path(predictions)
 
 
 def check_device(run: SavedRun) -> None:
@@ -180,53 +153,6 @@ def log_scores(title: str, scores: dict[str, float], metric: str) -> None:
             title,
         ),
     )
-
-
-def save_cosines(
-    path: Path,
-    pairs: Tensor | None,
-    neighbors: int,
-    vectors: Tensor,
-    names: list[str],
-    *,
-    score: str = "cosine",
-) -> bool:
-    """Save the scores of pairs or the nearest nodes of each, where they are asked for; returns whether.
-
-    Args:
-        neighbors: number of nearest nodes, by their cosines; 0 if they are not asked for.
-        score: of pairs, "cosine" or "dot".
-
-    Raises:
-        ValueError: pairs that name no nodes.
-    """
-    if pairs is not None:
-        check_pairs("pairs", pairs, len(names))
-        scores = torch.from_numpy(compare_pairs(vectors.numpy(), pairs.numpy(), score=score))
-        files.write_atomically(
-            path, lambda file: torch.save({"pairs": pairs, "logits": scores}, file)
-        )
-        log.info(
-            "wrote the %s of %s pairs to %s",
-            "cosines" if score == "cosine" else "dot products",
-            f"{len(pairs):,}",
-            path,
-        )
-    elif neighbors:
-        nearest, cosines = find_nearest(vectors, neighbors)
-        files.write_atomically(
-            path,
-            lambda file: torch.save(
-                {"neighbors": nearest, "logits": cosines, "names": names}, file
-            ),
-        )
-        log.info(
-            "wrote the %d nearest of each of %s nodes to %s",
-            nearest.size(1),
-            f"{len(names):,}",
-            path,
-        )
-    return pairs is not None or neighbors > 0
 
 
 def save(path: Path, vectors: Tensor, names: list[str]) -> None:

@@ -26,7 +26,6 @@ RUN_FILES = (
     "summary.json",
     "components.json",
     "checkpoints",
-    "metrics.csv",
     "preprocessing.pt",
     "tracking.json",
     "layout.npz",

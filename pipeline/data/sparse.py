@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.data.check import check_tensor
 from parallel_epochs.pipeline.names import TERMS
 from parallel_epochs.pipeline.run import pulse
 from parallel_epochs.pipeline.run.memory import format_bytes
-from parallel_epochs.pipeline.run.storage import DiskStorage, free_space
+from parallel_epochs.pipeline.run.storage import free_space, zeros_on_disk
 
 log = logging.getLogger(__name__)
 
@@ -112,15 +112,13 @@ def densify(x: Tensor, folder: Path, origin: str) -> Tensor:
             "example those that scikit-learn's TruncatedSVD makes of them"
         )
     log.info("%s: x is sparse, %s: its dense rows lie in a file of cache_dir", origin, what)
-    storage = DiskStorage(folder)
-    dense = storage.zeros(num_rows, num_columns)
+    dense = zeros_on_disk(folder, num_rows, num_columns)
     (rows, columns), values = x.indices(), x.values()
     step = max(BLOCK // max(4 * num_columns, 1), 1)
     for first in range(0, num_rows, step):
         last = min(first + step, num_rows)
         begin, end = torch.searchsorted(rows, torch.tensor([first, last])).tolist()
         dense[rows[begin:end], columns[begin:end]] = values[begin:end]
-        storage.release(dense, first, last)
         pulse.renew()
     return dense
 

@@ -26,6 +26,8 @@ LIBRARY = NativeLibrary(
 )
 # Walks are divided into so many chunks. The order of pairs depends on it, and not on the number of threads.
 NUM_CHUNKS = 64
+# A node is drawn as a negative with a probability proportional to this power of its degree.
+EXPONENT = 0.75
 
 
 def alias_tables(ptr: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,34 +53,17 @@ def alias_tables(ptr: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return accept, alias
 
 
-def negative_tables(ptr: Tensor, degree: Tensor, exponent: float) -> tuple[Tensor, Tensor]:
+def negative_tables(ptr: Tensor, degree: Tensor) -> tuple[Tensor, Tensor]:
     """Build the tables from which negatives are drawn, in proportion to a power of the degree.
 
     Args:
         ptr: where each partition begins [num_parts + 1], int64.
-        degree: of each row [ptr[-1]], not negative. With a negative power, rows of degree 0 are never drawn.
+        degree: of each row [ptr[-1]], not negative.
 
     Returns:
         See :func:`alias_tables`.
-
-    Raises:
-        ValueError: the powers are too large for float32.
     """
-    return alias_tables(ptr, negative_frequency(degree, exponent).float().contiguous())
-
-
-def negative_frequency(degree: Tensor, exponent: float) -> Tensor:
-    """Compute how often each row is drawn as a negative, in proportion, float64; see :func:`negative_tables`."""
-    degree = degree.double()
-    frequency = (
-        torch.where(degree > 0, degree.pow(exponent), 0.0) if exponent < 0 else degree.pow(exponent)
-    )
-    if not bool((frequency.sum() < torch.finfo(torch.float32).max).all()):
-        raise ValueError(
-            f"trainer.negative_exponent={exponent:g}: this power of the largest degree, "
-            f"{float(degree.max()):g}, does not fit into float32. Choose one between 0 and 1"
-        )
-    return frequency
+    return alias_tables(ptr, degree.double().pow(EXPONENT).float().contiguous())
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """From the configuration of trainer=knowledge to what trains vectors of a knowledge graph."""
 
-import dataclasses
 import logging
 from functools import partial
 
@@ -9,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.embedding import distances
-from parallel_epochs.models.embedding.triples import MODELS, TripleModel, TripleTables, first_rows
+from parallel_epochs.models.embedding.triples import MODELS, TripleTables, first_rows
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.data.opened import Part
@@ -30,18 +29,10 @@ log = logging.getLogger(__name__)
 # Largest share of triples whose entities another relation links the other way round by accident.
 COPIED = 0.5
 
+# Triples that share their negatives.
+CHUNK_SIZE = 64
 # Tables beside the rows: what the optimizer keeps of each number, and the gradient where it is dense.
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
-
-
-def choose_model(options: KnowledgeTrainerConfig) -> TripleModel:
-    """Return the scoring function of a configuration."""
-    model = MODELS[options.model]
-    return (
-        dataclasses.replace(model, comparison=f"l{options.norm}")
-        if options.model == "transe"
-        else model
-    )
 
 
 def check(config: KnowledgeConfig) -> None:
@@ -51,7 +42,7 @@ def check(config: KnowledgeConfig) -> None:
         ValueError: names the key.
     """
     options = config.trainer
-    model = choose_model(options)
+    model = MODELS[options.model]
     if options.dim % model.parts:
         whole = -(-options.dim // model.parts) * model.parts
         raise ValueError(
@@ -102,13 +93,13 @@ def check_data(config: KnowledgeConfig, data: Data) -> None:
 def estimate_bytes(config: KnowledgeConfig, data: Data) -> tuple[int, int]:
     """Estimate the bytes of the tables with their optimizer, and those of a step at least."""
     options = config.trainer
-    model, one_vs_all = choose_model(options), options.loss == "one_vs_all"
+    model, one_vs_all = MODELS[options.model], options.loss == "one_vs_all"
     num_relations = data.num_relations * (2 if one_vs_all else 1)
     numbers = data.num_nodes * options.dim + num_relations * model.relation_dim(options.dim)
     copies = 1 + MOMENTS[options.optimizer] + (2 if one_vs_all else 0)
     batch = min(options.batch_size, int(data.triple_ptr[1]) * (2 if one_vs_all else 1))
     # one_vs_all holds at most a row of scores for each query; negatives hold the rows drawn, and their gradients.
-    chunks = -(-batch // options.chunk_size)
+    chunks = -(-batch // CHUNK_SIZE)
     each = 2 * options.num_negatives * (2 * options.dim * chunks + 2 * batch)
     return 4 * numbers * copies, 4 * (data.num_nodes * batch if one_vs_all else each)
 
@@ -177,7 +168,7 @@ def build_trainer(
 ) -> KnowledgeTrainer:
     """Build what trains vectors of entities and relations, for this rank."""
     config, data, options = part.config, part.data, part.config.trainer
-    model, splits, train = choose_model(options), split_triples(data), config.train
+    model, splits, train = MODELS[options.model], split_triples(data), config.train
     penalty, one_vs_all = Penalty(n3=options.n3, l3=options.l3), options.loss == "one_vs_all"
     rows = first_rows(
         model,
@@ -208,7 +199,7 @@ def build_trainer(
             splits["train"].to(device),
             data.num_nodes,
             batch_size=options.batch_size,
-            chunk_size=options.chunk_size,
+            chunk_size=CHUNK_SIZE,
             num_negatives=options.num_negatives,
             margin=options.margin if model.is_distance else 0.0,
             temperature=options.temperature,

@@ -34,22 +34,16 @@ class KnowledgeTrainerConfig(TrainerConfig):
         "negatives: each triple is compared with triples whose head or tail is drawn at random.",
         choices=("one_vs_all", "negatives"),
     )
-    norm: int = key(
-        1, "Norm of the distance: 1 or 2.", minimum=1, below=3, when={"trainer.model": ("transe",)}
-    )
     batch_size: int = key(
         1000,
         "Number of triples in a step, over all ranks. With one_vs_all: average number of "
         "answers in a step; each triple has two, its head and its tail.",
         minimum=1,
     )
-    chunk_size: int = key(
-        64, "Number of triples that share their negatives.", minimum=1, when=NEGATIVES
-    )
     num_negatives: int = key(
         256,
-        "Number of entities drawn per chunk to replace its heads. As many are drawn to "
-        "replace its tails.",
+        "Number of entities drawn for 64 triples to replace their heads. As many are drawn to "
+        "replace their tails.",
         minimum=1,
         when=NEGATIVES,
     )
@@ -114,17 +108,6 @@ class KnowledgeConfig(RunConfig):
 class AnswersConfig(EvaluateConfig):
     """The keys of `predict` for a run that learned a knowledge graph."""
 
-    pairs: str | None = key(
-        None,
-        "File with pairs of entities, a tensor [num_pairs, 2] saved by torch.save: "
-        "predictions holds the cosine of each.",
-        is_path=True,
-    )
-    neighbors: int = key(
-        0,
-        "Number of nearest entities of each entity that predictions holds in place of the vectors.",
-        minimum=0,
-    )
     triples: str | None = key(
         None,
         "Table of questions with a head, a relation and a tail in each line, ? for what is "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.embedding.triples import TripleTables
+from parallel_epochs.models.embedding.triples import MODELS, TripleTables
 from parallel_epochs.pipeline.block_training import vectors
 from parallel_epochs.pipeline.config import EvaluateConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
@@ -21,7 +21,6 @@ from parallel_epochs.pipeline.data.readers.triples import COLUMNS
 from parallel_epochs.pipeline.knowledge.build import (
     build_probe,
     check_data,
-    choose_model,
     describe,
     relation_names,
     split_triples,
@@ -76,7 +75,7 @@ def restore(run: SavedRun) -> Restored:
     with fitting(state):
         trainer, rows = run.config.trainer, state["model" if run.is_best else "tables"]
         tables = TripleTables(
-            choose_model(trainer),
+            MODELS[trainer.model],
             rows["entities"],
             rows["relations"],
             reciprocal=trainer.loss == "one_vs_all",
@@ -134,15 +133,13 @@ def evaluate(run: SavedRun[KnowledgeConfig], asked: EvaluateConfig) -> dict[str,
 
 
 def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
-    """Save the answers to questions, vectors, the nearest entities of each, or the cosines of pairs.
+    """Save the answers to questions, or vectors.
 
     Raises:
-        ValueError: see :func:`restore`; questions or pairs that cannot be read or name what the graph does not have, a
-            format that is unknown or not installed.
+        ValueError: see :func:`restore`; questions that cannot be read or name what the graph does not have, a format
+            that is unknown or not installed.
     """
-    path, pairs = vectors.check_predictions(
-        run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors, triples=asked.triples
-    )
+    path = vectors.check_predictions(run, asked.predictions)
     if asked.triples is not None:
         tables.format_of("predictions", path)
         questions = read_questions(Path(asked.triples))
@@ -158,12 +155,8 @@ def predict(run: SavedRun[KnowledgeConfig], asked: AnswersConfig) -> None:
             path,
         )
         return
-    if pairs is None and not asked.neighbors:
-        _check_relations(run, path)
-    restored = restore(run)
-    entities = restored.tables.entities.detach()
-    if not vectors.save_cosines(path, pairs, asked.neighbors, entities, restored.names):
-        save_vectors(path, restored)
+    _check_relations(run, path)
+    save_vectors(path, restore(run))
 
 
 class OpenTriples(vectors.OpenVectors):
@@ -265,12 +258,7 @@ def name_reciprocals(names: list[str]) -> list[str]:
 
 
 def save_vectors(path: Path, restored: Restored) -> None:
-    """Save the vectors of entities, and those of relations: in the same file if that is a .pt, else in one beside it.
-
-    Raises:
-        ValueError: nothing writes such a file.
-    """
-    vectors.writer_of(path)
+    """Save the vectors of entities, and those of relations: in the same file if that is a .pt, else in one beside it."""
     entities, relations = (
         table.detach() for table in (restored.tables.entities, restored.tables.relations)
     )

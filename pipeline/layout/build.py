@@ -174,7 +174,7 @@ def build_trainer(
         return edges, Drawn(
             edges.edges,
             *walks.alias_tables(edges.ptr, edges.weight),
-            *walks.negative_tables(parts.ptr, mass, options.negative_exponent),
+            *walks.negative_tables(parts.ptr, mass),
         )
 
     positions = _first_places(options, matrix, components, config.seed)

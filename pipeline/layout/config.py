@@ -53,11 +53,6 @@ class LayoutTrainerConfig(TrainerConfig):
         "Weight of all negatives of a pair together. The pair itself has the weight 1.",
         minimum=0,
     )
-    negative_exponent: float = key(
-        0.75,
-        "Exponent a: a point is drawn as a negative with a probability proportional "
-        "to s^a, where s is the sum of its weights.",
-    )
     smooth: float = key(
         1.0,
         "Constant added to a squared distance in the repulsion: 0.1 in LargeVis, 1 in t-SNE.",

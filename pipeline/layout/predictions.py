@@ -22,7 +22,7 @@ def evaluate(run: SavedRun[LayoutConfig], asked: EvaluateConfig) -> dict[str, fl
         ValueError: no such checkpoint, a damaged one, another dataset, or a format that nothing writes.
     """
     if asked.predictions is not None:
-        vectors.check_predictions(run, asked.predictions)
+        vectors.writer_of(vectors.check_predictions(run, asked.predictions))
     positions, names, epoch, data = _restore(run)
     probe = build_probe(run.config, data)
     scores = probe(positions.numpy())
@@ -38,7 +38,8 @@ def predict(run: SavedRun[LayoutConfig], asked: EvaluateConfig) -> None:
     Raises:
         ValueError: as :func:`evaluate`.
     """
-    path, _ = vectors.check_predictions(run, asked.predictions)
+    path = vectors.check_predictions(run, asked.predictions)
+    vectors.writer_of(path)
     vectors.save(path, *positions_of(run))
 
 

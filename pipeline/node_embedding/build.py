@@ -4,7 +4,6 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
@@ -35,20 +34,16 @@ from parallel_epochs.pipeline.node_embedding.trainer import (
 )
 from parallel_epochs.pipeline.run import seeds
 from parallel_epochs.pipeline.run.log import format_score
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
+from parallel_epochs.pipeline.run.memory import machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import seed_torch, stream
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage, free_space
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
 # Rounds in which pairs that are links are drawn again.
 MAX_DRAWS = 64
-
-# Rows that are filled at a time.
-FILLED = 2**20
 # Copies of the vectors that the spectral filter holds.
 COPIES = 8
 
@@ -82,18 +77,6 @@ def check_graph(config: NodeEmbeddingConfig, data: Data) -> None:
         )
     check_weight(edge_features(data), config.data.origin())
     check_parts(data.num_nodes, options.num_parts)
-    needed = (
-        8
-        * VectorTable.numbers_per_row(options.dim, options.optimizer)
-        * data.num_nodes
-        * config.parallel.num_ranks
-    )
-    tables = f"trainer.dim={options.dim}: two tables of {data.num_nodes:,} nodes take {format_bytes(needed)}"
-    if options.tables == "disk" and needed > (free := free_space(Path(config.cache_dir))):
-        raise ValueError(
-            f"{tables} on the disk of cache_dir={config.cache_dir}, where {format_bytes(free)} are free: "
-            "lower it, or choose another cache_dir"
-        )
 
 
 def metric_of(options: NodeEmbeddingTrainerConfig, data: Data) -> str:
@@ -186,14 +169,9 @@ def build_trainer(
         plan = dataclasses.replace(plan, num_epochs=1, num_walks=1, walks_per_episode=1, lr=0.0)
     is_filtered = _is_filtered(options, data.num_nodes)
     matrix = weight_matrix(edge_index, weight) if is_filtered or _is_spectral(options) else None
-    storage = (
-        DiskStorage(Path(config.cache_dir) / "tables")
-        if options.tables == "disk"
-        else MemoryStorage()
-    )
-    heads, tails = _build_tables(options, parts, matrix, storage, config.seed)
+    heads, tails = _build_tables(options, parts, matrix, config.seed)
     degree = degrees(edge_index)[parts.node]
-    negatives = Negatives(*walks.negative_tables(parts.ptr, degree, options.negative_exponent))
+    negatives = Negatives(*walks.negative_tables(parts.ptr, degree))
     if config.device.startswith("cuda"):
         log.warning("device=%s: the CPU trains, as vectors have no kernel for GPUs", config.device)
     trainer = NodeEmbeddingTrainer(
@@ -213,7 +191,6 @@ def build_trainer(
         score=training.score,
         metric=training.metric,
         dim=options.dim,
-        storage=storage,
         seed=config.seed,
         ranks=ranks,
         stop=stop,
@@ -278,12 +255,11 @@ def _build_tables(
     options: NodeEmbeddingTrainerConfig,
     parts: NodeParts,
     matrix: sp.csr_array | None,
-    storage: MemoryStorage,
     seed: int,
 ) -> tuple[VectorTable, VectorTable]:
     """Build the tables with word2vec's first values: even in +-1/2dim for the vectors, zero for the contexts."""
     num_nodes, dim = parts.node.numel(), options.dim
-    heads = VectorTable.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
+    heads = VectorTable.zeros(num_nodes, dim, options.optimizer)
     if matrix is not None and _is_spectral(options):
         small = int(stream("spectral", seed).integers(2**31))
         heads.rows[:, :dim] = torch.from_numpy(spectral.factorise(matrix, dim, seed=small))[
@@ -291,21 +267,19 @@ def _build_tables(
         ]
     else:
         generator = seed_torch("vectors", seed)
-        for rows in parts.row.long().split(FILLED):  # in the order of the nodes
-            heads.rows[rows, :dim] = (torch.rand(len(rows), dim, generator=generator) - 0.5) / dim
-    for part in range(parts.num_parts):
-        storage.release(heads.rows, int(parts.ptr[part]), int(parts.ptr[part + 1]))
+        # In the order of the nodes.
+        heads.rows[parts.row.long(), :dim] = (
+            torch.rand(num_nodes, dim, generator=generator) - 0.5
+        ) / dim
     if options.model == "line" and options.order == 1:
         return heads, heads
-    return heads, VectorTable.zeros(num_nodes, dim, options.optimizer, make=storage.zeros)
+    return heads, VectorTable.zeros(num_nodes, dim, options.optimizer)
 
 
 def _is_filtered(options: NodeEmbeddingTrainerConfig, num_nodes: int) -> bool:
-    """Tell whether the spectral filter is applied, or tried where memory has room for its copies of the vectors."""
-    has_room = (
-        options.tables == "memory" and 4 * COPIES * options.dim * num_nodes < machine_memory() // 2
-    )
-    return options.propagation_steps > 0 and (options.propagation == "always" or has_room)
+    """Tell whether the spectral filter is tried, for which memory needs room for its copies of the vectors."""
+    has_room = 4 * COPIES * options.dim * num_nodes < machine_memory() // 2
+    return options.propagation_steps > 0 and has_room
 
 
 def _finish(
@@ -314,7 +288,7 @@ def _finish(
     matrix: sp.csr_array | None,
     vectors: Tensor,
 ) -> Tensor:
-    """Apply the spectral filter to trained vectors [num_nodes, dim], always or where it is better.
+    """Apply the spectral filter to trained vectors [num_nodes, dim] where it is better.
 
     Args:
         matrix: weights of the edges. None: no filter.
@@ -323,8 +297,6 @@ def _finish(
         return vectors
     num_terms = max(options.propagation_steps, 2)
     filtered = torch.from_numpy(spectral.propagate(matrix, vectors.numpy(), num_terms=num_terms))
-    if options.propagation == "always":
-        return filtered
     without, with_ = (score.valid(rows.numpy()) for rows in (vectors, filtered))
     log.info(
         "spectral filter: validation %s with it, %s without it: %s",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig, TrainerConfig
+from parallel_epochs.pipeline.config import RunConfig, TrainerConfig
 from parallel_epochs.pipeline.keys import key
 
 WALKED = {"trainer.model": ("deepwalk", "node2vec", "line")}
@@ -66,17 +66,10 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
     )
     propagation_steps: int = key(
         0,
-        "Number of terms of ProNE's spectral filter, which is applied to the trained "
-        "vectors. 0: no filter.",
+        "Number of terms of ProNE's spectral filter, which is applied to the trained vectors if "
+        "their validation metric is better with it, and memory has room. 0: no filter.",
         minimum=0,
         below=1000,
-    )
-    propagation: str = key(
-        "always",
-        "When the spectral filter is applied. auto: if the validation metric of the "
-        "filtered vectors is better than that of the trained ones. It is then never applied if "
-        "memory is short or with trainer.tables=disk.",
-        choices=("auto", "always"),
     )
     num_negatives: int = key(
         32,
@@ -89,11 +82,6 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
         5.0,
         "Weight of all negatives of a pair together. The pair itself has the weight 1.",
         minimum=0,
-        when=WALKED,
-    )
-    negative_exponent: float = key(
-        0.75,
-        "Exponent a: a node is drawn as a negative with a probability proportional to degree^a.",
         when=WALKED,
     )
     optimizer: str = key(
@@ -118,13 +106,6 @@ class NodeEmbeddingTrainerConfig(TrainerConfig):
         minimum=1,
         below=1024,
         when=WALKED,
-    )
-    tables: str = key(
-        "memory",
-        "Where the vectors are during training. memory: in memory. disk: in memory-mapped "
-        "files in cache_dir (for tables larger than memory).",
-        choices=("memory", "disk"),
-        changes_numbers=False,
     )
     episode_size: int = key(
         2_000_000,
@@ -186,25 +167,3 @@ class NodeEmbeddingConfig(RunConfig):
                 f"trainer.portions: {wrong[0]} of the labelled nodes cannot be trained on. Give fractions "
                 "between 0 and 1"
             )
-        if options.tables == "disk" and self.device.startswith("cuda"):
-            raise ValueError(
-                f"trainer.tables=disk needs the CPU; this run has device={self.device}. Leave one of them "
-                "out"
-            )
-
-
-@dataclass
-class PredictVectorsConfig(EvaluateConfig):
-    """The keys of `predict` for a run that learned vectors."""
-
-    pairs: str | None = key(
-        None,
-        "File with pairs of nodes, a tensor [num_pairs, 2] saved by torch.save: predictions "
-        "holds the score of each (trainer.score of the run).",
-        is_path=True,
-    )
-    neighbors: int = key(
-        0,
-        "Write the N nearest nodes of each node instead of its vector. 0: write vectors.",
-        minimum=0,
-    )

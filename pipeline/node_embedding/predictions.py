@@ -1,7 +1,6 @@
 """Runs of trainer=node_embedding after training: the metrics of a checkpoint, and its vectors in files."""
 
 from pathlib import Path
-from typing import cast
 
 from torch import Tensor
 
@@ -13,11 +12,9 @@ from parallel_epochs.pipeline.node_embedding.build import (
     Training,
     check_graph,
     finish_vectors,
-    metric_of,
     prepare_training,
 )
-from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, PredictVectorsConfig
-from parallel_epochs.pipeline.node_embedding.probe import LinkProbe
+from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig
 from parallel_epochs.pipeline.run.checkpoint import fitting
 from parallel_epochs.pipeline.run.saved import SavedRun
 
@@ -29,7 +26,7 @@ def evaluate(run: SavedRun[NodeEmbeddingConfig], asked: EvaluateConfig) -> dict[
         ValueError: no such checkpoint, a damaged one, another dataset, or a format that nothing writes.
     """
     if asked.predictions is not None:
-        vectors.check_predictions(run, asked.predictions)
+        vectors.writer_of(vectors.check_predictions(run, asked.predictions))
     state, part = vectors.open_run(run, check_graph, describe_graph)
     training = prepare_training(run.config, part.data)
     learned, epoch = _vectors_of(run, state, training)
@@ -40,27 +37,15 @@ def evaluate(run: SavedRun[NodeEmbeddingConfig], asked: EvaluateConfig) -> dict[
     return scores
 
 
-def predict(run: SavedRun[NodeEmbeddingConfig], asked: PredictVectorsConfig) -> None:
-    """Save vectors, the nearest nodes of each, or the scores of pairs.
+def predict(run: SavedRun[NodeEmbeddingConfig], asked: EvaluateConfig) -> None:
+    """Save the vectors.
 
     Raises:
-        ValueError: as :func:`evaluate`; pairs that name no nodes.
+        ValueError: as :func:`evaluate`.
     """
-    path, pairs = vectors.check_predictions(
-        run, asked.predictions, pairs=asked.pairs, neighbors=asked.neighbors
-    )
-    state, part = vectors.open_run(run, check_graph, describe_graph)
-    data = part.data
-    score = run.config.trainer.score
-    if score == "auto" and (pairs is None or metric_of(run.config.trainer, data) != "auc"):
-        score = "cosine"
-    # The training edges matter for a checkpoint in mid-training, and the held-out ones where they choose the score.
-    training = None if run.is_best and score != "auto" else prepare_training(run.config, data)
-    learned, names = _vectors_of(run, state, training)[0], unpack_names(data)
-    if score == "auto":
-        score = cast(LinkProbe, cast(Training, training).score).choose(learned.numpy())
-    if not vectors.save_cosines(path, pairs, asked.neighbors, learned, names, score=score):
-        vectors.save(path, learned, names)
+    path = vectors.check_predictions(run, asked.predictions)
+    vectors.writer_of(path)
+    vectors.save(path, *vectors_of(run))
 
 
 def vectors_of(run: SavedRun[NodeEmbeddingConfig]) -> tuple[Tensor, list[str]]:

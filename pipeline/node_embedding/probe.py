@@ -204,16 +204,8 @@ class LinkProbe:
         """Compute the area of the validation split alone, by the better score if that is chosen; raises as a call does."""
         return max(self._valid_areas(vectors).values())
 
-    def choose(self, vectors: np.ndarray) -> str:
-        """Return the score of pairs of these vectors, "cosine" or "dot"; another choice than the last one is logged.
-
-        Raises:
-            Stopped: it was asked for.
-        """
-        return self._choose(vectors)[0]
-
     def _choose(self, vectors: np.ndarray) -> tuple[str, dict[str, float]]:
-        """Return the score, and the area of the validation split where the choice needed it."""
+        """Return the score, "cosine" or "dot", and the area of the validation split where the choice needed it."""
         if self._score != "auto":
             return self._score, {}
         areas = self._valid_areas(vectors)

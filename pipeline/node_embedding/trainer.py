@@ -22,7 +22,6 @@ from parallel_epochs.pipeline.graph.walks import Pairs, WalkSampler, collect_pai
 from parallel_epochs.pipeline.run import seeds
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.run.storage import MemoryStorage
 
 # At the start products are about 0, and a pair with its negatives costs (1 + their weight) log 2. A mean loss that is
 # so many times larger comes from vectors that have diverged.
@@ -107,7 +106,6 @@ class NodeEmbeddingTrainer(BlockTrainer):
         finish: makes the vectors that are scored and kept of those that were trained, [num_nodes, dim].
         score, metric: see :class:`BlockTrainer`.
         dim: columns of the tables that are vectors.
-        storage: where the tables lie.
     """
 
     kernel = "skip-gram on orthogonal blocks"
@@ -126,7 +124,6 @@ class NodeEmbeddingTrainer(BlockTrainer):
         score: Score,
         metric: str,
         dim: int,
-        storage: MemoryStorage = MemoryStorage(),
         seed: int = 0,
         ranks: Ranks = Ranks(),
         stop: StopRequest | None = None,
@@ -145,7 +142,6 @@ class NodeEmbeddingTrainer(BlockTrainer):
             score=score,
             metric=metric,
             dim=dim,
-            storage=storage,
             seed=seed,
             ranks=ranks,
             stop=stop,
@@ -209,23 +205,13 @@ class NodeEmbeddingTrainer(BlockTrainer):
                 first + int(pairs.counts[i, j]),
             )
 
-        key, loss, count = seeds.key("skip-gram", self._seed, self.progress.round), 0.0, 0.0
-        # Partitions of finished tasks may leave the memory.
-        at_once = self._num_threads if self._storage.releases else len(tasks)
-        for first in range(0, len(tasks), max(at_once, 1)):
-            now = tasks[first : first + at_once]
-            self._beat()
-            more = skipgram.train(
-                self.heads,
-                self.tails,
-                [[block(i, j) for i, j in task] for task in now],
-                pairs.pairs,
-                self._negatives,
-                self._options,
-                lr=self.progress.lr,
-                key=key,
-            )
-            loss, count = loss + more[0], count + more[1]
-            for task in now:
-                self._release(task)
-        return loss, count
+        return skipgram.train(
+            self.heads,
+            self.tails,
+            [[block(i, j) for i, j in task] for task in tasks],
+            pairs.pairs,
+            self._negatives,
+            self._options,
+            lr=self.progress.lr,
+            key=seeds.key("skip-gram", self._seed, self.progress.round),
+        )

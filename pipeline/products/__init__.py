@@ -8,7 +8,7 @@ from parallel_epochs.pipeline.config import EvaluateConfig, RunConfig
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNEvaluateConfig, GNNPredictConfig
 from parallel_epochs.pipeline.knowledge.config import AnswersConfig, KnowledgeConfig
 from parallel_epochs.pipeline.layout.config import LayoutConfig
-from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig, PredictVectorsConfig
+from parallel_epochs.pipeline.node_embedding.config import NodeEmbeddingConfig
 
 if TYPE_CHECKING:  # this imports torch
     from parallel_epochs.pipeline.products.base import Product
@@ -25,7 +25,7 @@ class Keys:
 
 PRODUCTS = {
     "gnn": Keys(GNNConfig, GNNEvaluateConfig, GNNPredictConfig),
-    "node_embedding": Keys(NodeEmbeddingConfig, predict=PredictVectorsConfig),
+    "node_embedding": Keys(NodeEmbeddingConfig),
     "knowledge": Keys(KnowledgeConfig, predict=AnswersConfig),
     "layout": Keys(LayoutConfig),
 }

@@ -5,7 +5,6 @@ import functools
 import json
 import logging
 import statistics
-import time
 from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
@@ -64,8 +63,7 @@ class RunLog:
         metric: name of the metric, for the lines.
         first_round: a resumed run writes the records from this round on again, so the old ones are dropped. Other
             records of earlier starts stay.
-        wall_seconds: time spent so far, by all starts of the run.
-        open_tracker: opens the tracker that gets the rounds too. It takes `began` by keyword; see
+        open_tracker: opens the tracker that gets the rounds too. It takes `epochs` by keyword; see
             :class:`pipeline.run.tracker.Tracker`.
 
     Raises:
@@ -78,7 +76,6 @@ class RunLog:
         *,
         metric: str,
         first_round: int = 0,
-        wall_seconds: float = 0.0,
         open_tracker: Callable[..., Tracker] | None = None,
     ):
         self.metric = metric
@@ -113,9 +110,8 @@ class RunLog:
         with files.naming(path, "written"):
             self._file = open(path, "a", opener=files.own_file)  # noqa: SIM115 - closed by close()
         if open_tracker is not None:
-            self._tracker = TrackerFeed(
-                functools.partial(open_tracker, began=time.time() - wall_seconds), kept
-            )
+            epochs = kept[-1]["epochs"] if kept else 0
+            self._tracker = TrackerFeed(functools.partial(open_tracker, epochs=epochs))
 
     def close(self, status: str = "finished") -> None:
         """Close the files.

@@ -161,7 +161,6 @@ class Session:
             self.folder if self.ranks.is_first else None,
             metric=trainer.about.metric,
             first_round=progress.round,
-            wall_seconds=time.perf_counter() - self._began,
             open_tracker=self._open_tracker,
         )
         for kind, values in trainer.describe().items():

@@ -1,4 +1,4 @@
-"""Allocates large tables in memory, or in memory-mapped files if they do not fit into memory."""
+"""Allocates tables in memory-mapped files, and tells how much room a disk has."""
 
 import mmap
 import os
@@ -12,72 +12,30 @@ from torch import Tensor
 from parallel_epochs.pipeline.run import files
 
 
-class MemoryStorage:
-    """Keeps tables in memory.
+def zeros_on_disk(folder: Path, *shape: int) -> Tensor:
+    """Allocate a table of zeros, float32, in a file without a name, which the system deletes however the process ends.
 
-    Attributes:
-        releases: whether :meth:`release` frees memory.
-    """
-
-    releases = False
-
-    def zeros(self, *shape: int) -> Tensor:
-        """Allocate a table of zeros, float32."""
-        return torch.zeros(shape)
-
-    def release(self, table: Tensor, first: int, last: int) -> None:
-        """Do nothing: the rows stay in memory."""
-
-
-class DiskStorage(MemoryStorage):
-    """Keeps tables in files without a name, which the system deletes however the process ends.
-
-    The system reads and writes their pages on demand. It may drop the pages of released rows from memory, after it
-    has written them.
+    The system reads and writes its pages on demand.
 
     Args:
-        folder: the folder of the files, which is made if it does not exist.
+        folder: the folder of the file, which is made if it does not exist.
 
     Raises:
-        FileError: the folder cannot be made.
+        FileError: the folder cannot be made, or the disk has not enough space.
     """
-
-    releases = True
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self._maps: dict[int, mmap.mmap] = {}
-        with files.naming(folder, "made"):
-            folder.mkdir(parents=True, exist_ok=True)
-
-    def zeros(self, *shape: int) -> Tensor:
-        """Allocate a table of zeros, float32, and reserve its space on the disk.
-
-        Raises:
-            FileError: the disk has not enough space.
-        """
-        size = 4 * torch.Size(shape).numel()
-        if not size:
-            return torch.zeros(shape)
-        with (
-            files.naming(self._folder / "tables", "written", size=lambda: size),
-            tempfile.TemporaryFile(dir=self._folder) as file,
-        ):
-            # Writing a page for which the disk has no space would kill the process.
-            os.posix_fallocate(file.fileno(), 0, size)
-            mapped = mmap.mmap(file.fileno(), size)
-        table = torch.frombuffer(mapped, dtype=torch.float32).view(shape)
-        self._maps[table.data_ptr()] = mapped
-        return table
-
-    def release(self, table: Tensor, first: int, last: int) -> None:
-        """Free the memory of the rows from `first` up to `last` (exclusive). Their values stay."""
-        if not table.numel() or first >= last:
-            return
-        row, page = 4 * table[0].numel(), mmap.PAGESIZE
-        # Whole pages: what a row of another partition shares is read again.
-        start = first * row // page * page
-        self._maps[table.data_ptr()].madvise(mmap.MADV_DONTNEED, start, last * row - start)
+    with files.naming(folder, "made"):
+        folder.mkdir(parents=True, exist_ok=True)
+    size = 4 * torch.Size(shape).numel()
+    if not size:
+        return torch.zeros(shape)
+    with (
+        files.naming(folder / "tables", "written", size=lambda: size),
+        tempfile.TemporaryFile(dir=folder) as file,
+    ):
+        # Writing a page for which the disk has no space would kill the process.
+        os.posix_fallocate(file.fileno(), 0, size)
+        mapped = mmap.mmap(file.fileno(), size)
+    return torch.frombuffer(mapped, dtype=torch.float32).view(shape)
 
 
 def free_space(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Sends the rounds of ``metrics.jsonl`` to a tracker: TensorBoard, Weights & Biases, MLflow or a CSV file.
+"""Sends the rounds of ``metrics.jsonl`` to a tracker: TensorBoard, Weights & Biases, MLflow or a class of the user's.
 
 The tracker's packages are imported only if it is chosen. A run never waits for its tracker during training, and never
 fails because of it.
@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import json
 import logging
+import os
 import queue
 import secrets
 import threading
@@ -25,42 +26,32 @@ CLOSE_SECONDS = {"finished": 60.0, "stopped": 10.0, "failed": 10.0}
 
 # The file of a run that names its runs of services.
 IDS = "tracking.json"
+# The project of a run, or its experiment, unless the environment names another (WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME).
+PROJECT = "parallel-epochs"
 
 
 class Tracker(Protocol):
     """Takes the records of a run. Only the first rank opens it, and uses and closes it in the same thread.
 
-    The constructor takes the run directory, and by keyword `name` of the run, `project` that it belongs to,
-    `settings` (every key of the configuration), `best` ("max" or "min", of the metric) and `began` (seconds of the
-    epoch at which the run would have begun, had it never been stopped).
-
-    Attributes:
-        last_epoch: epoch of the last record that it holds from an earlier start; 0 if it holds none. A class of a
-            user's need not have it. It may have a static method `check`, which refuses a run before any work.
+    The constructor takes the run directory, and by keyword `name` of the run, `settings` (every key of the
+    configuration), `best` ("max" or "min", of the metric) and `epochs` (those that earlier starts have recorded; later
+    ones come again). A class may have a static method `check`, which refuses a run before any work.
     """
-
-    last_epoch: int
 
     def log(self, record: dict) -> None: ...
     def close(self, status: str) -> None: ...
 
 
 class TrackerFeed:
-    """Hands records to a tracker in a thread of its own.
-
-    A record that the tracker could not take is offered again with the next one. Only the first failure is logged, as a
-    warning. Records that the tracker holds from an earlier start are not handed over twice.
+    """Hands records to a tracker in a thread of its own, until the first failure, which is logged as a warning.
 
     Args:
         open_tracker: opens the tracker.
-        records: the records of earlier starts.
     """
 
-    def __init__(self, open_tracker: Callable[[], Tracker], records: list[dict]):
-        self._open, self._status, self._has_warned = open_tracker, "", False
+    def __init__(self, open_tracker: Callable[[], Tracker]):
+        self._open, self._status = open_tracker, ""
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        for record in [{}, *records]:  # the empty one opens the tracker
-            self._queue.put(record)
         self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
         self._thread.start()
 
@@ -78,35 +69,23 @@ class TrackerFeed:
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS[status])
         if self._thread.is_alive():
-            self._warn(f"it has not taken the last records within {CLOSE_SECONDS[status]:.0f} s")
+            _warn(f"it has not taken the last records within {CLOSE_SECONDS[status]:.0f} s")
 
     def _work(self) -> None:
-        tracker: Tracker | None = None
-        waiting: list[dict] = []
-        while True:
-            record = self._queue.get()
-            try:
-                waiting += [record] if record else []
-                tracker = tracker or self._open()
-                while waiting:
-                    if waiting[0]["epochs"] > getattr(tracker, "last_epoch", 0):
-                        tracker.log(waiting[0])
-                    del waiting[0]
-                if record is None:
-                    tracker.close(self._status)
-            except BaseException as error:  # noqa: BLE001 - whatever a tracker does, the run goes on
-                self._warn(one_line(error) or type(error).__name__)
-            if record is None:
-                return
+        try:
+            tracker = self._open()
+            while (record := self._queue.get()) is not None:
+                tracker.log(record)
+            tracker.close(self._status)
+        except BaseException as error:  # noqa: BLE001 - whatever a tracker does, the run goes on
+            _warn(one_line(error) or type(error).__name__)
 
-    def _warn(self, reason: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "the tracker failed: %s. The run continues without it. metrics.jsonl holds every record, and a "
-                "resumed run sends the missing ones",
-                reason,
-            )
+
+def _warn(reason: str) -> None:
+    log.warning(
+        "the tracker failed: %s. The run continues without it, and metrics.jsonl holds every record",
+        reason,
+    )
 
 
 def numbers_of(record: dict) -> dict[str, float]:
@@ -125,39 +104,15 @@ def read_ids(folder: Path) -> dict[str, dict]:
     return {}
 
 
-class CsvTracker:
-    """Writes ``metrics.csv``, with a row for each round."""
-
-    last_epoch = 0
-
-    def __init__(self, folder: Path, **options: object):
-        self._path, self._rows = folder / "metrics.csv", list[dict]()
-
-    def log(self, record: dict) -> None:
-        """Write all rows, for a record may have a new column."""
-        import pandas as pd
-
-        self._rows.append(record)
-        with open(self._path, "w", opener=files.own_file) as file:
-            pd.DataFrame(self._rows).drop(columns="kind").to_csv(file, index=False)
-
-    def close(self, status: str) -> None:
-        """Do nothing: every row is written."""
-
-
 class TensorBoardTracker:
-    """Writes event files to the folder ``tensorboard``. Every start writes all records again."""
+    """Writes event files to the folder ``tensorboard``."""
 
-    last_epoch = 0
-
-    def __init__(self, folder: Path, *, settings: dict, began: float, **options: object):
+    def __init__(self, folder: Path, *, settings: dict, epochs: int, **options: object):
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
         files.own_folder(folder / "tensorboard")
-        for old in (folder / "tensorboard").glob("events.out.tfevents.*"):
-            old.unlink()
-        self._began, self._writer = began, SummaryWriter(folder / "tensorboard")
+        self._writer = SummaryWriter(folder / "tensorboard", purge_step=epochs + 1)
         texts = {
             key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
             for key, value in settings.items()
@@ -167,9 +122,8 @@ class TensorBoardTracker:
 
     def log(self, record: dict) -> None:
         """Add a point to each curve over the epochs."""
-        time = self._began + record["wall_seconds"]
         for key, value in numbers_of(record).items():
-            self._writer.add_scalar(key, value, record["epochs"], walltime=time)
+            self._writer.add_scalar(key, value, record["epochs"])
         self._writer.flush()
 
     def close(self, status: str) -> None:
@@ -180,19 +134,17 @@ class TensorBoardTracker:
 class WandbTracker:
     """Logs to Weights & Biases, or with WANDB_MODE=offline to files in the run directory for ``wandb sync``."""
 
-    def __init__(
-        self, folder: Path, *, name: str, project: str, settings: dict, best: str, began: float
-    ):
+    def __init__(self, folder: Path, *, name: str, settings: dict, best: str, **options: object):
         import wandb
 
-        known = read_ids(folder).get("wandb", {})
-        self._folder, self._id = folder, known.get("id") or secrets.token_hex(8)
-        self.last_epoch = known.get("epochs", 0)
+        ids = read_ids(folder)
+        own = ids.setdefault("wandb", {"id": secrets.token_hex(8)})["id"]
+        files.write_json(folder / IDS, ids)
         self._run = wandb.init(
-            id=self._id,
+            id=own,
             resume="allow",
             reinit="create_new",
-            project=project,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=name,
             group=name.split("/")[0],
             dir=folder,
@@ -200,7 +152,6 @@ class WandbTracker:
             allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off", disable_code=True),
         )
-        self._save(self.last_epoch)
         self._run.define_metric("*", step_metric="epochs")
         self._run.define_metric("valid", step_metric="epochs", summary=f"{best},last")
 
@@ -224,14 +175,8 @@ class WandbTracker:
             )
 
     def log(self, record: dict) -> None:
-        """Log all numbers at the step of their epoch."""
+        """Log all numbers at the step of their epoch; the service keeps what it has of a step already."""
         self._run.log(numbers_of(record), step=record["epochs"])
-        self._save(record["epochs"])
-
-    def _save(self, epochs: int) -> None:
-        """Note what a resumed run has to know: an offline run cannot be asked."""
-        ids = read_ids(self._folder) | {"wandb": {"id": self._id, "epochs": epochs}}
-        files.write_json(self._folder / IDS, ids)
 
     def close(self, status: str) -> None:
         """End the run. A resume continues it."""
@@ -243,22 +188,23 @@ class MlflowTracker:
 
     STATUS: ClassVar = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
-    def __init__(self, folder: Path, *, name: str, project: str, settings: dict, **options: object):
+    def __init__(self, folder: Path, *, name: str, settings: dict, **options: object):
         import mlflow
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        mlflow.set_experiment(project)
+        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         ids = read_ids(folder)
         known = ids.get("mlflow", {}).get("run_id")
         run = mlflow.start_run(run_id=known, run_name=name)
-        self._mlflow, self.last_epoch = mlflow, int(run.data.metrics.get("epochs", 0))
+        self._mlflow, self._last = mlflow, run.data.metrics.get("epochs", 0)
         if known is None:
             mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
             files.write_json(folder / IDS, ids | {"mlflow": {"run_id": run.info.run_id}})
 
     def log(self, record: dict) -> None:
-        """Log all numbers at the step of their epoch."""
-        self._mlflow.log_metrics(numbers_of(record), step=record["epochs"])
+        """Log all numbers at the step of their epoch, unless an earlier start has."""
+        if record["epochs"] > self._last:
+            self._mlflow.log_metrics(numbers_of(record), step=record["epochs"])
 
     def close(self, status: str) -> None:
         """Set the status with which the run ended."""
@@ -269,7 +215,6 @@ CUSTOM = "custom"
 # The class of each tracker, and the packages that it imports.
 TRACKERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "none": (None, ()),
-    "csv": (CsvTracker, ()),
     "tensorboard": (TensorBoardTracker, ("torch.utils.tensorboard",)),
     "wandb": (WandbTracker, ("wandb",)),
     "mlflow": (MlflowTracker, ("mlflow", "sqlalchemy", "alembic")),

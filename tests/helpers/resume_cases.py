@@ -51,7 +51,6 @@ TRIPLES = [
     "data.num_test=40",
     "trainer.dim=8",
     "trainer.batch_size=200",
-    "trainer.chunk_size=50",
     "trainer.num_negatives=10",
     "train.eval_every=1",
 ]
@@ -284,7 +283,6 @@ ROWS: dict[str, list[str]] = {
         "trainer.order=1",
     ],
     "node embedding: AdaGrad": ["trainer.optimizer=adagrad"],
-    "node embedding: on disk": ["trainer.optimizer=adagrad", "trainer.tables=disk"],
     "node embedding: links held out": ["trainer.metric=auc", "trainer.holdout=0.2"],
     "knowledge: sparse Adam": [*DRAWN, "trainer.optimizer=adam", "train.lr=0.02"],
     "knowledge: sparse AdaGrad": [*DRAWN, "trainer.optimizer=adagrad", "trainer.l3=0.001"],

@@ -41,7 +41,7 @@ from parallel_epochs.pipeline.run import checkpoint, pulse
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.session import load_best
 from parallel_epochs.pipeline.run.stop import StopRequest
-from parallel_epochs.pipeline.run.storage import DiskStorage, MemoryStorage
+from parallel_epochs.pipeline.run.storage import zeros_on_disk
 
 log = logging.getLogger(__name__)
 
@@ -231,11 +231,7 @@ def _in_blocks(setup: Setup, stop: StopRequest | None) -> torch.nn.Module | None
 
     def allocate(rows: int, columns: int) -> Tensor:
         small = activation_bytes(rows, columns) > 0
-        return (
-            MemoryStorage().zeros(rows, columns)
-            if small
-            else DiskStorage(spill).zeros(rows, columns)
-        )
+        return torch.zeros(rows, columns) if small else zeros_on_disk(spill, rows, columns)
 
     def look() -> None:
         pulse.renew()

@@ -6,7 +6,7 @@ import torch
 from parallel_epochs.models import DeeperGCN, RevGNN
 from parallel_epochs.models.networks import blockwise
 from parallel_epochs.models.networks.blockwise import InBlocks
-from parallel_epochs.pipeline.run.storage import DiskStorage
+from parallel_epochs.pipeline.run.storage import zeros_on_disk
 from tests.helpers.graphs import random_graph
 
 SIZES = [(1000, 10**9), (16, 100), (7, 1)]
@@ -36,7 +36,7 @@ def test_predictions_are_those_of_one_forward(options, num_rows, num_edges, tmp_
         num_rows=num_rows,
         num_edges=num_edges,
         before_block=lambda: called.append(1),
-        allocate=lambda *shape: DiskStorage(tmp_path).zeros(*shape),
+        allocate=lambda *shape: zeros_on_disk(tmp_path, *shape),
     ).eval()
     torch.testing.assert_close(
         in_blocks(data.x, data.edge_index, edge_attr), expected, rtol=1e-4, atol=1e-5

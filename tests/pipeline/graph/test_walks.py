@@ -11,7 +11,6 @@ from parallel_epochs.pipeline.graph.walks import (
     WalkSampler,
     alias_tables,
     collect_pairs,
-    negative_tables,
 )
 
 # Two triangles that share node 2, a tail to node 6, a node that only enters (7), and an isolated one (8).
@@ -93,15 +92,6 @@ def test_walks_end_where_no_edge_leaves():
     assert walks.tolist() == [[0, 1, 2, -1, -1], [1, 2, -1, -1, -1]]
     weighted = WalkSampler(edge_index, torch.tensor([1.0, 0.0]), length=4)
     assert weighted.starts.tolist() == [0], "an edge that weighs nothing is no way out"
-
-
-def test_negatives_of_a_negative_power_leave_out_nodes_without_edges():
-    accept, alias = negative_tables(torch.tensor([0, 3]), torch.tensor([0, 1, 1]), -1.0)
-    assert accept[0] == 0 and alias[0] in (1, 2)
-    with pytest.raises(
-        ValueError, match="trainer.negative_exponent=200: this power of the largest degree, 9, does"
-    ):
-        negative_tables(torch.tensor([0, 2]), torch.tensor([9, 1]), 200.0)
 
 
 def test_alias_tables_have_the_weights():

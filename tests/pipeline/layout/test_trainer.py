@@ -313,13 +313,13 @@ def test_a_graph_with_and_without_labels(graph, folder, configure, tmp_path):
 
 
 def test_negatives_are_drawn_by_a_power_of_the_points_weights(graph, configure):
-    config = configure(*graph, "trainer.negative_exponent=0.25")
+    config = configure(*graph)
     data = building.open_graph(config).data
     trainer = building.build_trainer(config, data)
     degree = torch.bincount(
         data.edge_index.as_tensor()[1].long(), minlength=data.num_nodes
     ).double()
-    assert_chances(trainer._blocks[1], trainer.parts, degree**0.25)
+    assert_chances(trainer._blocks[1], trainer.parts, degree**0.75)
 
 
 def test_threads_give_the_same_bits(small, configure, tmp_path):
@@ -416,15 +416,6 @@ def test_evaluate_and_predict(small, configure, tmp_path):
         )
     with np.load(tmp_path / "run" / "layout.npz") as found:
         assert np.array_equal(np.load(tmp_path / "p.npy"), found["position"])
-    for options in ({"neighbors": 3}, {"pairs": str(tmp_path / "p.pt")}):
-        with pytest.raises(
-            ValueError, match="(neighbors=3|pairs=.*) is read for runs of .*trainer=node_embedding"
-        ):
-            building.predict(
-                EvaluateConfig(
-                    run=str(tmp_path / "run"), predictions=str(tmp_path / "n.pt"), **options
-                )
-            )
 
 
 def test_saved_vectors_are_laid_out(folder, configure, tmp_path):

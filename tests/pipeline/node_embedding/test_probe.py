@@ -103,6 +103,8 @@ def test_the_score_of_links_is_chosen_by_validation(what, other, caplog):
     )
     # The test split has no say.
     assert (
-        LinkProbe(pairs | {"valid": pairs_told_by(other)[1]["valid"]}, score="auto").choose(vectors)
+        LinkProbe(pairs | {"valid": pairs_told_by(other)[1]["valid"]}, score="auto")._choose(
+            vectors
+        )[0]
         == other
     )

@@ -1,7 +1,5 @@
-"""Tables of vectors on the disk, and the edges of graphs that are as large: arrays, in linear time."""
+"""The edges of large graphs: arrays, in linear time."""
 
-import errno
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,72 +8,13 @@ import torch
 from hypothesis import given, strategies as st
 from torch_geometric.utils import to_undirected
 
-from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import EdgesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.graph import structure
 from parallel_epochs.pipeline.graph.edges import sort_edges, with_reverse
-from parallel_epochs.pipeline.node_embedding import build as build_embedding
-from parallel_epochs.pipeline.run.errors import FileError
-from parallel_epochs.pipeline.run.storage import DiskStorage
 from tests.helpers import building as build
 from tests.helpers.communities import small_run, write_communities
-from tests.helpers.running import train
-
-
-@pytest.fixture
-def small(tmp_path):
-    return small_run(write_communities(tmp_path))
-
-
-def test_tables_on_disk_give_the_same_bits(small, configure, tmp_path, monkeypatch):
-    """Also with partitions of a few rows, which share pages with others, and rows that are filled by pieces."""
-    monkeypatch.setattr("parallel_epochs.pipeline.node_embedding.build.FILLED", 7)
-    config = configure(*small, "parallel.threads_per_rank=2", "train.epochs=40")
-    runs = {
-        where: train(keys.replaced(config, {"trainer.tables": where}), tmp_path / where)
-        for where in ("memory", "disk")
-    }
-    assert runs["memory"]["weights_sha256"] == runs["disk"]["weights_sha256"]
-    assert runs["memory"]["test"] == runs["disk"]["test"]
-    assert list((tmp_path / "cache" / "tables").iterdir()) == []
-
-
-def test_a_disk_without_room_is_named(small, configure, tmp_path, monkeypatch):
-    """Before training where the sizes tell; by the disk where another has taken the room meanwhile."""
-    config = configure(*small, "trainer.tables=disk")
-    data = build.open_graph(config).data
-    monkeypatch.setattr(
-        "parallel_epochs.pipeline.node_embedding.build.free_space", lambda folder: 10_000
-    )
-    with pytest.raises(
-        ValueError, match="two tables of 90 nodes take 11.5 kB on the disk of cache_dir="
-    ):
-        build_embedding.check_graph(config, data)
-
-    def refuse(file, first, size):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(FileError, match=r"no space left for the 5.76 kB of tables, .* are free"):
-        build.build_trainer(config, data, torch.device("cpu"))
-
-
-def test_released_rows_leave_the_memory_and_keep_their_values(tmp_path):
-    storage = DiskStorage(tmp_path / "tables")
-    table = storage.zeros(4096, 1024)  # 16 MiB
-    table += torch.arange(4096).unsqueeze(1)
-
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    before = resident()
-    storage.release(table, 1024, 4096)
-    assert before - resident() > 11 * 2**20
-    assert torch.equal(table[:, 5], torch.arange(4096).float())
-    storage.release(table, 7, 7)
-    assert storage.zeros(0, 16).shape == (0, 16)
 
 
 def test_edges_from_an_array(tmp_path, configure):
@@ -141,8 +80,8 @@ def test_lots_are_even_and_alike_both_ways_round(monkeypatch):
     assert not torch.equal(structure.draw_lots(edge_index, 3), whole)
 
 
-def test_labels_keep_their_names(small, configure):
-    data = build.open_graph(configure(*small)).data
+def test_labels_keep_their_names(configure, tmp_path):
+    data = build.open_graph(configure(*small_run(write_communities(tmp_path)))).data
     assert unpack_names(data, "label_names") == ["a", "b", "c", "half"]
     labels = dict(zip(unpack_names(data), data.y.tolist(), strict=True))
     assert (

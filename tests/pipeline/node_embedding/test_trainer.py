@@ -21,7 +21,7 @@ from parallel_epochs.pipeline.data.config import EdgesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.node_embedding import build as build_module
-from parallel_epochs.pipeline.node_embedding.build import prepare_training, redraw_linked
+from parallel_epochs.pipeline.node_embedding.build import redraw_linked
 from parallel_epochs.pipeline.node_embedding.probe import LabelProbe, LinkProbe
 from parallel_epochs.pipeline.run import checkpoint
 from tests.helpers import building, building as build
@@ -82,18 +82,12 @@ def test_the_spectral_filter_is_applied_where_validation_says_so(
         name: train(configure(*small, *overrides, *more), tmp_path / name)
         for name, more in (
             ("without", ["trainer.propagation_steps=0"]),
-            ("with", ["trainer.propagation=always"]),
             ("auto", []),
         )
     }
-    assert (runs["with"]["best_valid"] > runs["without"]["best_valid"]) == is_better
-    best, other = ("with", "without") if is_better else ("without", "with")
-    assert (
-        runs["auto"]["weights_sha256"]
-        == runs[best]["weights_sha256"]
-        != runs[other]["weights_sha256"]
-    )
-    assert runs["auto"]["best_valid"] == runs[best]["best_valid"]
+    for key in ("weights_sha256", "best_valid"):
+        assert (runs["auto"][key] == runs["without"][key]) != is_better
+    assert runs["auto"]["best_valid"] >= runs["without"]["best_valid"]
     assert (": applied" if is_better else ": left out") in caplog.text
 
 
@@ -101,8 +95,6 @@ def test_the_filter_is_not_tried_where_memory_is_short(small, configure, monkeyp
     for options, numbers, is_filtered in (
         ([], 1 << 40, True),
         ([], 1 << 10, False),
-        (["trainer.tables=disk"], 1 << 40, False),
-        (["trainer.propagation=always"], 1 << 10, True),
         (["trainer.propagation_steps=0"], 1 << 40, False),
     ):
         monkeypatch.setattr(build_module, "machine_memory", lambda numbers=numbers: numbers)
@@ -144,14 +136,14 @@ def test_episodes_have_negatives_of_their_own_and_the_last_no_walk_too_many(
 
 def test_negatives_are_drawn_by_the_degrees_of_their_rows(small, configure):
     """In each partition in proportion to a power of the degree."""
-    config = configure(*small, "trainer.negative_exponent=0.5")
+    config = configure(*small)
     data = build.open_graph(config).data
     with contextlib.closing(build.build_trainer(config, data, torch.device("cpu"))) as trainer:
         negatives, parts = trainer._negatives, trainer.parts
     degree = torch.bincount(
         data.edge_index.as_tensor()[1].long(), minlength=data.num_nodes
     ).double()
-    assert_chances(negatives, parts, degree.sqrt())
+    assert_chances(negatives, parts, degree**0.75)
 
 
 @pytest.mark.parametrize("name", ["components=separate", "components=largest"])
@@ -399,19 +391,8 @@ def test_vectors_in_the_formats_of_the_field(trained, tmp_path):
     np.testing.assert_allclose(
         [[float(x) for x in line.split()[1:]] for line in lines], best.numpy(), rtol=1e-5
     )
-
-    expected = torch.nn.functional.cosine_similarity(best[:, None], best[None], dim=2)
-    torch.save(torch.tensor([[0, 1], [5, 80]]), tmp_path / "pairs.pt")
-    scored = torch.load(predict("p.pt", pairs=str(tmp_path / "pairs.pt")))
-    torch.testing.assert_close(scored["logits"], expected[[0, 5], [1, 80]])
-    near = torch.load(predict("n.pt", neighbors=3))
-    torch.testing.assert_close(near["logits"], expected.fill_diagonal_(-2).topk(3).values)
-    for options, message in (
-        ({"pairs": str(tmp_path / "pairs.pt"), "neighbors": 2}, "Give one of them"),
-        ({"method": "views"}, "method=views is read for runs of trainer=gnn only"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            predict("x.pt", **options)
+    with pytest.raises(ValueError, match="method=views is read for runs of trainer=gnn only"):
+        predict("x.pt", method="views")
     with pytest.raises(
         ValueError, match=r"vectors can only be saved as one of .pt, .npy, .parquet, .txt"
     ):
@@ -420,39 +401,13 @@ def test_vectors_in_the_formats_of_the_field(trained, tmp_path):
 
 def test_nearest_vectors_some_at_a_time(monkeypatch):
     rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    whole = cosines.find_nearest(rows, 5)
+    unit, numbers = torch.nn.functional.normalize(rows), torch.arange(40)
     monkeypatch.setattr(cosines, "MAX_PRODUCTS", 90)
-    numbers, found = cosines.find_nearest(rows, 5)
-    assert torch.equal(numbers, whole[0]) and not (numbers == torch.arange(40)[:, None]).any()
-    torch.testing.assert_close(found, whole[1])
-    assert cosines.find_nearest(rows[:3], 5)[0].shape == (3, 2)
-
-
-@pytest.mark.parametrize("score", ["dot", "auto"])
-def test_pairs_are_predicted_by_the_score_of_the_run(score, small, configure, tmp_path):
-    config = configure(
-        *small,
-        "trainer.metric=auc",
-        "trainer.holdout=0.3",
-        f"trainer.score={score}",
-        "train.epochs=4",
-    )
-    train(config, tmp_path / "run")
-    best = checkpoint.load(tmp_path / "run" / "checkpoints" / "best.pt")["model"]["embedding"]
-    if score == "auto":
-        score = prepare_training(config, build.open_graph(config).data).score.choose(best.numpy())
-    pairs = torch.tensor([[0, 1], [5, 80]])
-    torch.save(pairs, tmp_path / "pairs.pt")
-    building.predict(
-        EvaluateConfig(
-            run=str(tmp_path / "run"),
-            predictions=str(tmp_path / "p.pt"),
-            pairs=str(tmp_path / "pairs.pt"),
-        )
-    )
-    u, v = best[pairs[:, 0]], best[pairs[:, 1]]
-    expected = (u * v).sum(1) if score == "dot" else torch.nn.functional.cosine_similarity(u, v)
-    torch.testing.assert_close(torch.load(tmp_path / "p.pt")["logits"], expected)
+    nearest, found = cosines.nearest_of(unit, 5, numbers, numbers)
+    expected = torch.nn.functional.cosine_similarity(rows[:, None], rows[None], dim=2)
+    torch.testing.assert_close(found, expected.fill_diagonal_(-2).topk(5).values)
+    torch.testing.assert_close(found, expected.gather(1, nearest))
+    assert not (nearest == numbers[:, None]).any()
 
 
 def test_a_classifier_knows_the_number_of_labels():
