@@ -41,7 +41,6 @@ WHOLE_DEGREE, WHOLE_MEAN = "whole_degree", "whole_mean"
 BASE_COLUMNS = "base_columns"
 # An opened graph says under this name which columns mark the empty cells of others: of the nodes of each type, and of
 # the edges of each relation but the reverse ones.
-MARKS = "marks"
 # Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("mae", "rmse")
 # With @K, metrics of links that rank all candidates of a source. They have no value for links that are known.

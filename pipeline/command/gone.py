@@ -19,6 +19,7 @@ KEYS: dict[str, tuple] = {
     "data.num_workers": (),
     "data.propagate_scale": ("each",),
     "data.edges.table": (None,),
+    "data.empty": ("zero",),
     "data.events.any": (None,),
     "data.events.count": (None,),
     "data.events.of": ("source",),

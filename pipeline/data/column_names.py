@@ -103,38 +103,6 @@ def _filled(own: list[Channel], width: int, name: str) -> list[Channel]:
     ]
 
 
-def find_marks(config: DataConfig, data: Graph) -> tuple:
-    """Return which columns of a prepared graph mark the empty cells of others, of nodes and of edges; an empty
-    weight counts as 0.
-    """
-    if FITTED not in data:
-        return (), ()
-    from parallel_epochs.pipeline.data.tables.fitted import unpack
-    from parallel_epochs.pipeline.data.tables.values import values_of
-
-    schema, known = cast("TablesConfig", config).tables, unpack(cast(Tensor, data[FITTED]))[0]
-    nodes = [
-        {
-            column: len(own.columns.mean) + number
-            for number, place in enumerate(own.columns.flagged)
-            for column in values_of(table).columns_of(place)
-        }
-        for own, table in zip(known, schema.nodes.values())
-    ]
-    edges, first = list[dict[int, int]](), int(schema.is_typed)  # behind the number of the relation
-    for own, table in zip(known[len(nodes) :], schema.edges.values(), strict=True):
-        values = values_of(table)
-        marks = {
-            first + column: first + values.num_features([]) + number
-            for number, place in enumerate(own.flagged)
-            if values.columns[place][0] != "weight"
-            for column in values.columns_of(place)
-        }
-        edges += [marks] * (len(own.relations) if schema.is_typed else 1)
-        first += values.num_features(own.flagged)
-    return nodes, edges
-
-
 def _of_tables(config: DataConfig, data: Graph) -> list[list[Channel]]:
     """Name the own columns of each table of nodes; nothing of other sources than tables."""
     if FITTED not in data:
@@ -145,22 +113,20 @@ def _of_tables(config: DataConfig, data: Graph) -> list[list[Channel]]:
     schema = cast("TablesConfig", config).tables
     known = unpack(cast(Tensor, data[FITTED]))[0]
     return [
-        _of_values(values_of(table), own.columns.mean, own.columns.std, own.columns.flagged)
+        _of_values(values_of(table), own.columns.mean, own.columns.std)
         + _of_texts(table.columns, own.columns)
         for table, own in zip(schema.nodes.values(), known)
     ]
 
 
-def _of_values(
-    values: "Values", mean: np.ndarray, std: np.ndarray, flagged: list[int]
-) -> list[Channel]:
-    """Name the columns of numbers and dates, and those that mark empty cells."""
+def _of_values(values: "Values", mean: np.ndarray, std: np.ndarray) -> list[Channel]:
+    """Name the columns of numbers and dates."""
     found = list[Channel]()
     for (option, name), (at, end) in zip(values.columns, pairwise(values.first_features)):
         is_plain = option != "dates" and name not in values.log1p and at < len(mean)
         own = Channel(name, None, float(std[at]), float(mean[at])) if is_plain else Channel(name)
         found += [own] * (end - at)
-    return found + [Channel(values.columns[place][1], "empty") for place in flagged]
+    return found
 
 
 def _of_texts(keys: "NodeColumns", columns: "Columns") -> list[Channel]:

@@ -250,10 +250,6 @@ class NeighborSampler:
         return fill_csr(from_csc(edges, ptr), perm=perm, src=T_src, dst=T_dst, rowptr=rowptr)
 
 
-class TooMany(Exception):
-    """A neighbourhood has more edges than it may have."""
-
-
 class GrowingSampler(NeighborSampler):
     """Draws from a graph behind whose nodes new ones stand, each time others. The graph of both is never built.
 
@@ -270,7 +266,6 @@ class GrowingSampler(NeighborSampler):
         seeds: Int[Tensor, " num_seeds"],
         key: int,
         num_neighbors: Sequence[int],
-        most_edges: float,
         new: Int[Tensor, "2 num_new_edges"] | None = None,
     ) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"], bool]:
         """Draw the neighbours of nodes, then of those that are new, and so on, see :meth:`sample`.
@@ -278,22 +273,14 @@ class GrowingSampler(NeighborSampler):
         Args:
             seeds: distinct node numbers, int64; those of all new nodes are among them.
             num_neighbors: most edges of the graph that are drawn for a node in each hop. New edges are all taken.
-            most_edges: most edges of the graph that a sample may have.
             new: ends of the new edges, sorted by destination, then source, int64. Their positions are behind those of
                 the graph. None: there are none.
 
         Returns:
             What :meth:`sample` returns, and whether an edge was left out.
-
-        Raises:
-            TooMany: the sample would have more edges.
         """
         with self._lock:
-            self._num_neighbors, self._left, self._is_bounded = (
-                tuple(num_neighbors),
-                most_edges,
-                False,
-            )
+            self._num_neighbors, self._is_bounded = tuple(num_neighbors), False
             self._new = seeds.new_empty(2, 0) if new is None else new
             if (
                 more := self._num_known + int((seeds >= self._num_known).sum()) - len(self._local)
@@ -305,9 +292,6 @@ class GrowingSampler(NeighborSampler):
         is_own = nodes < self._num_known
         own = nodes[is_own]
         degree = (self._indptr[own + 1] - self._indptr[own]).long()
-        self._left -= int(degree.sum() if most == -1 else degree.clamp(max=most).sum())
-        if self._left < 0:
-            raise TooMany
         ptr, position = super()._enter(own, key, most)
         self._is_bounded |= len(position) < int(degree.sum())
         first = torch.searchsorted(self._new[1], nodes)

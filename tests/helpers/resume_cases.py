@@ -96,7 +96,6 @@ def write_tables(folder: Path) -> list[str]:
         "data.nodes.path=nodes.csv",
         "data.nodes.features=[a,b]",
         "data.nodes.categories=[country]",
-        "data.empty=flag",
         "data.nodes.label=kind",
         "data.nodes.split_column=split",
         "data.edges.path=edges.csv",

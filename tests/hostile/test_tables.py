@@ -78,16 +78,6 @@ CATEGORIES = [
         nodes(["1", "2", "1.0"]),
     ),
 ]
-FLAGS = [
-    Case(
-        "flags of an empty column",
-        CHECK + "data.nodes.features=[a] data.empty=flag",
-        None,
-        nodes([""]),
-    ),
-]
-
-
 INPUTS = [
     Case(
         "one id in all rows",
@@ -98,6 +88,6 @@ INPUTS = [
 ]
 
 
-@pytest.mark.parametrize("case", CATEGORIES + FLAGS + INPUTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CATEGORIES + INPUTS, ids=lambda case: case.name)
 def test_hostile(case, tmp_path):
     check(case, tmp_path)

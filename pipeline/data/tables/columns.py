@@ -12,8 +12,6 @@ ROW = "#row"
 # The type of the rows, the relation from a row to its entity, named as that from a labelled edge to its source, and the
 # columns of the name and the time of a row.
 TYPE, RELATION, ROWS, TIME = "label", "label_source", "#label", "#time"
-# The column of the time for which an entity exists, where its table has a column of times.
-AGE = "time since start"
 # Seconds of the units of spans of time. A span without a unit is a number, as times are.
 SECONDS = {"": 1, "s": 1, "h": 3_600, "d": 86_400, "w": 604_800}
 # A column and the key that names it.
@@ -329,27 +327,21 @@ class RowTable:
         events: what is summarised for each row.
         span: of time after which labels are known, as it is given; none if it is not known.
         length: its seconds, or its number; 0 without one.
-        has_age: whether entities have a time since which they exist.
     """
 
     entity: str
     events: list[Events]
     span: str | None
     length: float
-    has_age: bool
 
     def columns(self) -> list[str]:
         """Return the names of all summaries."""
-        return [AGE] * self.has_age + [
-            name for events in self.events for name in events.columns(self.span)
-        ]
+        return [name for events in self.events for name in events.columns(self.span)]
 
     def logarithms(self) -> list[str]:
         """Return the names of those of which the logarithm is read: counts and times."""
         return [
-            name
-            for name in self.columns()
-            if name.partition(": ")[2].startswith(("count", "time")) or name == AGE
+            name for name in self.columns() if name.partition(": ")[2].startswith(("count", "time"))
         ]
 
     def check_span(self, are_dates: bool) -> None:

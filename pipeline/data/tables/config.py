@@ -51,6 +51,7 @@ class TablesConfig(DataConfig):
     fixed: ClassVar[dict[str, Any]] = {
         "dangling": "drop",
         "edges.table": None,
+        "empty": "zero",
         "nodes.table": None,
         "nodes.text_words": 1,
         "nodes.char_lengths": [2, 4],
@@ -97,14 +98,6 @@ class TablesConfig(DataConfig):
         choices=("error", "first"),
         shapes_graph=True,
         hashed_if_given=True,
-    )
-    empty: str = key(
-        "zero",
-        "What to do with empty cells in columns of numbers. zero: read them as 0, or as the mean "
-        "in standardised columns. flag: do that, and add a feature that is 1 for such cells. error: "
-        "refuse the table.",
-        choices=("zero", "flag", "error"),
-        shapes_graph=True,
     )
     unknown: str = key(
         "error",
@@ -277,6 +270,11 @@ class TablesConfig(DataConfig):
                 f"data.edges.source={self.edges.source} is data.edges.target too: each end of an edge needs a "
                 "column of its own"
             )
+        if self.add_self_loops:
+            raise ValueError(
+                "data.add_self_loops=true: tables have the loops that the table of edges names. Add rows, or leave "
+                "it out"
+            )
         if self.is_typed:
             self._refuse_untyped()
         schemas.check_tables(self)
@@ -285,11 +283,10 @@ class TablesConfig(DataConfig):
         """Refuse keys of graphs with one type of nodes for others, and other splits for a label table."""
         usual: dict[str, tuple] = {
             "to_undirected": (True,),
-            "add_self_loops": (False,),
             "propagate": (0,),
         }
         if self.has_rows:
-            usual |= {"split": (None, "time"), "on_disk": (False,)}
+            usual |= {"split": (None, "time"), "on_disk": (False,), "time_column": (None,)}
             usual |= {"components": ("all",), "label_type": (None,)}
         if self.has_rows or self.tables.labels_edges:
             usual["reverse_relations"] = (True,)

@@ -27,7 +27,6 @@ class Columns:
     """The columns of features of nodes, as they were fitted.
 
     Attributes:
-        flagged: places of the columns of numbers whose empty cells are marked by a column of their own.
         categories: the values of each column of categories, in the order of their numbers.
         latest: latest time of each of these columns in the training, seconds since 1970, float64; 0 of numbers.
         mean, std: of the columns of numbers and of those that dates become, float64; 0 and 1 if they are not
@@ -41,7 +40,6 @@ class Columns:
         scores: of all columns of text; none without them.
     """
 
-    flagged: list[int] = field(default_factory=list)
     categories: list[list[str]] = field(default_factory=list)
     latest: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
@@ -61,14 +59,12 @@ class Fitted:
     Attributes:
         columns: of the table of nodes.
         relations: the kinds of edges, in the order of their numbers.
-        flagged: places of the columns of numbers of the edges whose empty cells are marked by a column of their own.
         latest: latest time of each of these columns in the training, as those of nodes.
         mean, std: of each of them, float64; 0 and 1 if it is not standardised. Earlier versions kept none.
     """
 
     columns: Columns
     relations: list[str] = field(default_factory=list)
-    flagged: list[int] = field(default_factory=list)
     latest: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     mean: Float[np.ndarray, "_"] = field(default_factory=lambda: np.zeros(0))
     std: Float[np.ndarray, "_"] = field(default_factory=lambda: np.ones(0))
@@ -123,8 +119,11 @@ def _from_content(content: dict) -> Fitted:
     if (scores := columns.pop("scores")) is not None:
         own = np.empty((0, scores["weights"].shape[1]), np.float32)  # of versions of before
         scores = build(FITTED, TextScores, {"nodes": np.empty(0, np.int64), "own": own} | scores)
-    if any(map(len, columns.pop("quantiles", []))):  # of versions of before
-        raise ValueError("it was trained with data.nodes.quantiles, which version 0.6.0 has")
+    gone = [columns.pop("flagged", []), content.pop("flagged", []), *columns.pop("quantiles", [])]
+    if any(map(len, gone)):  # of versions of before
+        raise ValueError(
+            "it has data.empty=flag or data.nodes.quantiles, which version 0.6.0 reads"
+        )
     columns["texts"] = [tuple(text) for text in columns["texts"]]
     columns = build(FITTED, Columns, {"scores": scores} | columns)
     return build(FITTED, Fitted, {"columns": columns} | content)

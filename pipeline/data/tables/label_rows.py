@@ -11,7 +11,6 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from parallel_epochs.pipeline.data.tables.columns import (
-    AGE,
     RELATION,
     ROW,
     ROWS,
@@ -60,8 +59,6 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
             for name, own in edges.items()
             if own.time is not None
         }
-        if rows.has_age:
-            _read_start(db, schema.nodes[rows.entity], str(config.time_column))
         name, are_dates = _read_table(db, schema.nodes[TYPE], reads_labels=config.reads_labels)
         if odd := [table for table, time in cells.items() if time.startswith("epoch") != are_dates]:
             kinds = ("dates", "numbers") if are_dates else ("numbers", "dates")
@@ -70,12 +67,9 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
                 "Give both as dates, or both as numbers"
             )
         rows.check_span(are_dates)
-        age = f', coalesce(greatest(time - since, 0), 0) AS "{AGE}"' if rows.has_age else ""
-        starts = " LEFT JOIN starts USING (id)" if rows.has_age else ""
         given = db.fetch(
             f"SELECT number, id, concat(id, chr({ord(ROW_SEPARATOR)}), shown) AS {quote(ROWS)}, label, "
-            f"time AS {quote(TIME)}, code{age} FROM rows JOIN codes USING (id)"
-            f"{starts} ORDER BY number"
+            f"time AS {quote(TIME)}, code FROM rows JOIN codes USING (id) ORDER BY number"
         )
         code, own, latest = given["code"].to_numpy(), given[TIME].to_numpy(), -np.inf
         spans = [rows.length, 3 * rows.length] if rows.length else []
@@ -294,19 +288,3 @@ def _read_table(db: Database, table: NodeTable, *, reads_labels: bool) -> tuple[
             count(num_given - num_kept, "row is", "rows are"),
         )
     return source.name, time.startswith("epoch")
-
-
-def _read_start(db: Database, entities: NodeTable, column: str) -> None:
-    """Read the time since which each entity exists into the stage ``starts``."""
-    assert entities.path is not None
-    columns = entities.columns
-    source = open_source(db, "data.nodes", entities.path, columns.csv)
-    source.require("data.time_column", column)
-    time = source.time(column, "data.time_column", may_be_empty=True)
-    db.stage(
-        "starts",
-        f"SELECT {source.text(columns.id)} AS id, min({time}) AS since FROM {source.relation} "
-        "GROUP BY ALL",
-        "reading times",
-        ordered=False,
-    )

@@ -407,14 +407,12 @@ def read_categories(
     source: Source,
     columns: list[str],
     *,
-    refuse_empty: bool,
     known: Sequence[Sequence[str]] | None = None,
     unknown: str = "error",
 ) -> tuple[list[list[str]], list[str]]:
     """Number the values of columns of categories, which are ``category0``... in the table of nodes.
 
     Args:
-        refuse_empty: whether an empty cell is an error; it is in no category otherwise.
         known: the values of each column of the tables of a training, in the order of their numbers; none: those of
             this table.
         unknown: what is done with a value that is not `known`: "error" refuses it, "empty" takes the cell for empty.
@@ -442,13 +440,6 @@ def read_categories(
         )
         values.append(list(names))
         notes.append(f"{column}: {count(len(names), 'category', 'categories')}")
-        if empty and refuse_empty:
-            source.refuse_empty(
-                column,
-                f"coalesce({source.text(column)} NOT IN "
-                f"(SELECT name FROM categories{place}), true)",
-                empty,
-            )
         if empty:
             notes[-1] += f", and {count(empty, 'empty cell')} in none of them"
     return values, notes

@@ -154,18 +154,16 @@ class Nodes:
             {f"f{place}": name for place, name in values.unscaled()},
             "data.nodes.standardize=true scales them before",
         )
-        notes += values.report(source, missing, None if fitted is None else fitted.flagged)
+        notes += values.report(source, missing)
         known, more = tables_labels.read_categories(
             source,
             columns.categories,
-            refuse_empty=values.empty == "error",
             known=None if fitted is None else fitted.categories,
             unknown=config.unknown,
         )
         said = "".join(f"; {note}" for note in [*notes, *more])
         log.info("%s: %s nodes%s", source.name, f"{num_nodes:,}", said)
-        flagged = [place for place, num in enumerate(missing) if num and values.empty == "flag"]
-        self.columns = fitted or Columns(flagged, known)
+        self.columns = fitted or Columns(known)
 
     def _count(self, origin: str) -> None:
         ((self.num_nodes,),) = self.db.execute("SELECT count(*) FROM nodes")
@@ -250,7 +248,7 @@ class Nodes:
         values, chosen = self.values, np.ones(self.num_nodes, bool)
         if self.labels is not None and is_made(self.table):
             chosen = self.labels.masks[0].numpy()
-        channels = values.num_features([])
+        channels = values.num_features
         mean, std = np.zeros(channels), np.ones(channels)
         if not values.standardize or not channels:
             return mean, std
@@ -369,25 +367,19 @@ class Nodes:
         num_texts = sum(text.channels for text in self.texts)
         if self.columns.scores is not None:
             num_texts = len(self.columns.scores.bias)
-        return self.first_score + sum(map(len, self.columns.categories)) + num_texts
-
-    @property
-    def first_score(self) -> int:
-        """The number of the first column of scores of texts, where there are some."""
-        return self.values.num_features(self.columns.flagged)
+        return self.values.num_features + sum(map(len, self.columns.categories)) + num_texts
 
     def feature_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Compute the features of some nodes at a time: the number of the first, and [num, num_channels], float32.
 
-        They are the columns of numbers, the marks of their empty cells, the columns of each column of text or the
-        scores of all of them, and those of each column of categories.
+        They are the columns of numbers, the columns of each column of text or the scores of all of them, and those of
+        each column of categories.
         """
-        fitted, values = self.columns, self.values
+        fitted = self.columns
         sizes = [len(names) for names in fitted.categories]
-        marked = [values.first_features[place] for place in fitted.flagged]
         for first, last in blocks(self.num_nodes, BLOCK):
             rows = self._numbers(first, last)
-            parts = [np.nan_to_num((rows - fitted.mean) / fitted.std), np.isnan(rows[:, marked])]
+            parts = [np.nan_to_num((rows - fitted.mean) / fitted.std)]
             if fitted.scores is not None:
                 terms = self._terms(self._seen, first, last)
                 parts.append(fitted.scores.transform(first, terms))

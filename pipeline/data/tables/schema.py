@@ -75,7 +75,6 @@ class Settings(Protocol):
     split: str | None
     split_by: str | None
     time_column: str | None
-    empty: str
     duplicates: str
     unknown: str
     reads_labels: bool
@@ -110,7 +109,6 @@ class NodeTable:
         labels: the columns of the labels that are learned, each with its key.
         split: how labelled nodes are divided: "column", "group", "random" or "time".
         by: the column of splits, of groups or of times.
-        empty: what is done with empty cells.
         metric: of the labels.
         ends: the columns of both ends of labelled edges between nodes of one type; none of others.
         are_edges: whether they are labelled edges.
@@ -121,7 +119,6 @@ class NodeTable:
     labels: list[Named] = field(default_factory=list)
     split: str = "random"
     by: str | None = None
-    empty: str = "zero"
     metric: str | None = None
     ends: tuple[str, str] | None = None
     are_edges: bool = False
@@ -152,7 +149,6 @@ class EdgeTable:
         path: of the table.
         source, target: types of the nodes at both ends.
         place: how links are divided by a column, "time", "column" or "group", and the column; none: by none.
-        empty: what is done with empty cells.
     """
 
     columns: EdgeColumns
@@ -160,7 +156,6 @@ class EdgeTable:
     source: str
     target: str
     place: Named | None = None
-    empty: str = "zero"
 
     key = "data.edges"
 
@@ -330,7 +325,6 @@ def read_schema(config: Settings) -> TableSchema:
             source,
             target,
             _place(own, None if is_typed or found else config.split_by, config.split),
-            config.empty if name != RELATION or rows is None else "zero",
         )
         for name, (own, source, target) in draft.edges.items()
     }
@@ -354,16 +348,16 @@ def _node_table(
     if not is_labelled:
         features = "hashed" if own.text_features == "scores" else own.text_features
         plain = replace(own, label=None, labels=[], split_column=None)
-        return NodeTable(replace(plain, text_features=features), path, empty=config.empty)
+        return NodeTable(replace(plain, text_features=features), path)
     labels = own.label_columns() if config.reads_labels else []
     if rows is not None:
-        return NodeTable(own, path, labels, "time", TIME, "zero", config.metric)
+        return NodeTable(own, path, labels, "time", TIME, config.metric)
     split = config.split or ("column" if own.split_column is not None else "random")
     by = {"column": own.split_column, "random": config.split_by, "time": time}[split]
     if split == "random" and by is not None:
         split = "group"
     by = by if labels else None
-    return NodeTable(own, path, labels, split, by, config.empty, config.metric, ends, are_edges)
+    return NodeTable(own, path, labels, split, by, config.metric, ends, are_edges)
 
 
 def _place(own: EdgeColumns, group: str | None, split: str | None) -> Named | None:
@@ -454,8 +448,7 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
         for name, end in timed
     ]
     length = 0.0 if within is None else length_of(within)
-    has_age = config.time_column is not None and draft.nodes[entity].path is not None
-    return RowTable(entity, found, within, length, has_age)
+    return RowTable(entity, found, within, length)
 
 
 def _add_rows(config: Settings, draft: _Draft, rows: RowTable) -> None:

@@ -59,7 +59,7 @@ class ReadEdges:
     @property
     def num_features(self) -> int:
         """Columns of features of its edges."""
-        return self.values.num_features(self.fitted.flagged) + self.num_one_hot
+        return self.values.num_features + self.num_one_hot
 
 
 def join(
@@ -91,10 +91,13 @@ def join(
     db, values = source.db, values_of(table)
     columns = table.columns
     ends = (columns.source, columns.target)
-    places = range(len(values.columns))
     chosen = [f"{source.text(column)} AS {side}" for column, side in zip(ends, "st")]
     chosen += [f"{cell} AS v{place}" for place, cell in enumerate(values.cells(source))]
-    kept = ["s.number AS s", "t.number AS t", *(f"v{place}" for place in places)]
+    kept = [
+        "s.number AS s",
+        "t.number AS t",
+        *(f"v{place}" for place in range(len(values.columns))),
+    ]
     joins = [
         f"LEFT JOIN {own} AS {side} ON e.{side} = {side}.id"
         for own, side in zip(nodes, "st", strict=True)
@@ -127,7 +130,7 @@ def join(
         {f"v{place}": name for place, name in values.unscaled()},
         "Subtract a constant to keep their differences, or set data.edges.standardize=true",
     )
-    missing = _report(source, ends, values, nodes, fitted)
+    _report(source, ends, values, nodes, fitted)
     if columns.relation is not None:
         ((odd,),) = db.execute(
             "SELECT min(kind) FROM joined WHERE kind IS NOT NULL AND r IS NULL AND s IS NOT NULL AND t IS NOT NULL"
@@ -141,8 +144,7 @@ def join(
             )
     if fitted is not None:
         return fitted
-    flagged = [place for place in places if missing[place]] if values.empty == "flag" else []
-    found = Fitted(Columns(), relations(db), flagged)
+    found = Fitted(Columns(), relations(db))
     return values.fit_edges(source, found, until if table.place is not None else None)
 
 
@@ -195,8 +197,8 @@ def _report(
     values: Values,
     nodes: tuple[str, str],
     fitted: Fitted | None,
-) -> list[int]:
-    """Report rows that are odd; returns the empty cells of each column of numbers."""
+) -> None:
+    """Report rows that are odd."""
     counts = [f"v{place} IS NULL" for place in range(len(values.columns))]
     counts += ["r IS NULL"] if source.db.has("relations") else []
     is_loop = "s = t" if nodes[0] == nodes[1] else "false"
@@ -220,7 +222,7 @@ def _report(
         if id is None:
             problem = f"column {column} is empty"
         notes.append(f"{dangling:,} dropped, as they name no node (row {row} of {name}: {problem})")
-    notes += values.report(source, missing, None if fitted is None else fitted.flagged)
+    notes += values.report(source, missing)
     if len(missing) > len(values.columns) and missing[-1]:
         notes.append(f"{missing[-1]:,} without a relation")
     if loops:
@@ -233,7 +235,6 @@ def _report(
             f"{source.name}: none of its {rows:,} rows names two nodes; are {ends[0]} and {ends[1]} ids "
             "of the tables of nodes?"
         )
-    return missing[: len(values.columns)]
 
 
 def sort(
@@ -243,7 +244,6 @@ def sort(
     *,
     is_typed: bool,
     both: bool,
-    loops_of: str | None = None,
     snapshots: list[float] | None = None,
 ) -> None:
     """Sort the edges by destination, source and relation, in the stage ``sorted``; equal ones become one.
@@ -258,8 +258,6 @@ def sort(
     Args:
         first: number of the first node of each type.
         both: sort the reverse of each edge among them.
-        loops_of: the table of nodes that get the missing self-loops, whose features are the means of those of the
-            edges that end there.
         snapshots: the time of each, ascending; none without a label table.
     """
     num_features = sum(own.num_features for own in edges)
@@ -300,14 +298,6 @@ def sort(
         query = (
             f"SELECT * FROM (SELECT * REPLACE (coalesce({number}, -1)::DOUBLE AS w) FROM ({query})) "
             f"WHERE w < {len(snapshots)}"
-        )
-    if loops_of is not None:
-        loop = f"((number::BIGINT << {DST}) | (number::BIGINT << {SRC}))"
-        means = [f"coalesce(avg({name} ORDER BY k), 0)::FLOAT" for name in names]
-        query = (
-            f"WITH edges AS ({query}) SELECT * FROM edges UNION ALL SELECT "
-            f"{', '.join([loop, '0', *means, 'NULL', '0'])} FROM {loops_of} LEFT JOIN edges ON "
-            f"(k >> {DST}) = number GROUP BY number HAVING NOT coalesce(bool_or(k = {loop}), false)"
         )
     # Equal edges of one snapshot are told apart by their features alone.
     order = ", ".join([by, *names]) if snapshots is not None else by

@@ -326,15 +326,6 @@ class Source:
         for column in columns:
             self.refuse(column, f"{self.number(option, column)} {condition}", reason)
 
-    def refuse_empty(self, column: str, condition: str, count: int) -> None:
-        """Refuse cells of a column that count as empty.
-
-        Raises:
-            ValueError: names the file, the column and the first such row.
-        """
-        end = f"; {count:,} rows in all are affected. data.empty=zero takes them for zeros"
-        self.refuse(column, condition, mend=end)
-
 
 def is_nested(kind: str) -> bool:
     """Tell whether cells of a type of DuckDB are lists or structures."""

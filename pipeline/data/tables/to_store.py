@@ -315,7 +315,6 @@ class _Preparation:
             self.first,
             is_typed=schema.is_typed,
             both=both,
-            loops_of="nodes_0.nodes" if config.add_self_loops else None,
             snapshots=snapshots,
         )
         has_reverse = both and not hides and snapshots is None
@@ -388,7 +387,7 @@ class _Preparation:
                     tables_labels.write(db, writer, own.labels, self.first[name], sum(types.counts))
                 summary |= {"metric": own.labels.metric, "out_channels": own.labels.out_channels}
             if own.columns.scores is not None:
-                summary[TEXT_SCORES] = own.first_score
+                summary[TEXT_SCORES] = own.values.num_features
         if not schema.is_typed:
             query = f"SELECT min(s) FROM {self.edges[0].part}.joined WHERE t IS NOT NULL"
             if (least := db.execute(query)[0][0]) is not None:
@@ -435,7 +434,7 @@ def refit_edges(config: TablesConfig, graph: Graph, edge_attr: Tensor) -> Tensor
     first, column = 0, 0
     for own, table in zip(fitted[len(schema.nodes) :], schema.edges.values(), strict=True):
         values, rows = values_of(table), torch.arange(len(edge_attr))
-        width = values.num_features(own.flagged)
+        width = values.num_features
         if schema.is_typed:
             column, width = graph.types.edge_columns[first]
             relation = edge_attr[:, 0].long() % len(graph.types.edge_columns) - first
@@ -458,10 +457,10 @@ def _check_columns(config: TablesConfig, schema: TableSchema, known: list[Fitted
     # Behind the texts there may be the words of names and the ids of neighbours. Earlier versions kept no kinds.
     kept = [kind for kind in columns.kinds if kind not in ("names", "ids")]
     for what, now, before in (
-        ("numbers and dates of nodes", values_of(nodes).num_features([]), columns.mean),
+        ("numbers and dates of nodes", values_of(nodes).num_features, columns.mean),
         ("categories", len(nodes.columns.categories), columns.categories),
         ("texts", num_texts, kept if columns.kinds else range(num_texts)),
-        ("numbers and dates of edges", values_of(edges).num_features([]), known[1].mean),
+        ("numbers and dates of edges", values_of(edges).num_features, known[1].mean),
     ):
         if now != len(before):
             raise ValueError(

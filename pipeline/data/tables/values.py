@@ -41,15 +41,13 @@ class Values:
     Attributes:
         columns: each with the key that names it: "weight", "features" or "dates".
         log1p: those of the features whose log(1 + x) is taken.
-        standardize: bring every feature, and the age of every date, to mean 0 and variance 1.
-        empty: what is done with an empty cell: "zero" takes it for 0, or for the mean if the column is standardised;
-            "flag" adds a column that is 1 for such cells; "error" refuses it.
+        standardize: bring every feature, and the age of every date, to mean 0 and variance 1. An empty cell is 0, or
+            the mean of a column that is standardised.
     """
 
     columns: list[tuple[str, str]]
     log1p: list[str]
     standardize: bool
-    empty: str
 
     @property
     def first_features(self) -> list[int]:
@@ -57,13 +55,10 @@ class Values:
         widths = [1 + len(CYCLES) * (option == "dates") for option, _ in self.columns]
         return [0, *itertools.accumulate(widths)]
 
-    def num_features(self, flagged: list[int]) -> int:
-        """Return the number of features, with those that mark the empty cells of some columns."""
-        return self.first_features[-1] + len(flagged)
-
-    def columns_of(self, place: int) -> range:
-        """Return the numbers of the features of a column."""
-        return range(*self.first_features[place : place + 2])
+    @property
+    def num_features(self) -> int:
+        """The number of features."""
+        return self.first_features[-1]
 
     def is_standardized(self, option: str) -> bool:
         """Tell whether columns of a key are brought to mean 0 and variance 1."""
@@ -88,27 +83,20 @@ class Values:
             for option, name in self.columns
         ]
 
-    def report(self, source: Source, missing: list[int], flagged: list[int] | None) -> list[str]:
+    def report(self, source: Source, missing: list[int]) -> list[str]:
         """Say what becomes of the empty cells of each column, and refuse values that have no logarithm.
 
         Args:
             missing: number of empty cells of each column.
-            flagged: places of the columns whose empty cells are marked; none: of those that have some.
         """
         notes = []
-        for place, ((option, name), num) in enumerate(zip(self.columns, missing)):
+        for (option, name), num in zip(self.columns, missing):
             if not num:
                 continue
             if option != "dates":  # which :meth:`Source.time` has checked
                 source.refuse_wrong_numbers(option, [name])
-            if self.empty == "error":
-                cell = source.text(name) if option == "dates" else source.number(option, name)
-                source.refuse_empty(name, f"{cell} IS NULL", num)
-            note = f"{count(num, 'empty cell')} in {name}, taken for "
-            note += "the mean" if self.is_standardized(option) else "zeros"
-            if self.empty == "flag" and (flagged is None or place in flagged):
-                note += ", with a column that marks them"
-            notes.append(note)
+            filled = "the mean" if self.is_standardized(option) else "zeros"
+            notes.append(f"{count(num, 'empty cell')} in {name}, taken for {filled}")
         source.refuse_values(
             "features",
             self.log1p,
@@ -138,7 +126,7 @@ class Values:
                 value = f"nullif((({value}) - {_number(fitted.mean[place])}) / {_number(fitted.std[place])}, 0)"
                 value = f"coalesce({value}, CASE WHEN v{place} IS NOT NULL THEN {KNOWN} END)"
             found += [f"coalesce({feature}, 0)" for feature in (value, *more)]
-        return found + [f"(v{place} IS NULL)::FLOAT" for place in fitted.flagged]
+        return found
 
     def fit_edges(self, source: Source, fitted: Fitted, until: float | None = None) -> Fitted:
         """Learn of the joined edges the latest time of each column of dates, and the scale of each column.
@@ -201,7 +189,7 @@ class Values:
 def values_of(table: NodeTable | EdgeTable) -> Values:
     """Return the columns of numbers and of dates of a table."""
     columns = table.columns
-    return Values(columns.value_columns(), columns.log1p, columns.standardize, table.empty)
+    return Values(columns.value_columns(), columns.log1p, columns.standardize)
 
 
 def describe_dates(table: str, column: str, latest: float | None) -> float:

@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.gnn.base.fit import Base
 from parallel_epochs.pipeline.gnn.config import GNNConfig
 from parallel_epochs.pipeline.gnn.contract import Task
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
-from parallel_epochs.pipeline.names import BASE_COLUMNS, MARKS
+from parallel_epochs.pipeline.names import BASE_COLUMNS
 from parallel_epochs.pipeline.run import checkpoint, pulse, read_back
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.log import format_score
@@ -64,7 +64,7 @@ def fit_or_read(config: GNNConfig, data: Graph, *, verify: bool) -> Base | None:
     seconds = config.task.base_seconds
     shape = None if kind.takes_pairs else (task.num_rows, task.out_channels)
     settings = [FORMAT, config.task.base, seconds, task.metric, config.data.components, shape]
-    settings += [kind.test_graph(task) is not None, *data.get(MARKS, ())]
+    settings += [kind.test_graph(task) is not None, (), ()]
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     path = path_of(config.data, config.cache_dir, data.content_hash, f"-base-{digest}")
 

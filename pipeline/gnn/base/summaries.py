@@ -1,6 +1,6 @@
 """Columns that summarise the neighbours and the edges of each node, relation by relation, for simple methods."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 from parallel_epochs.pipeline.data.propagate import AT_ONCE, standardise
 from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.gnn.base.method import TooLong
-from parallel_epochs.pipeline.names import MARKS
 from parallel_epochs.pipeline.run import pulse
 
 NUM_HOPS = 2
@@ -24,7 +23,7 @@ NUM_STATISTICS = 4
 # Rows by which columns are chosen, and numbers that are summarised at a time.
 SAMPLE, NUMBERS = 1 << 16, 1 << 22
 
-# A column, the column that marks its empty cells or again itself, and 1 for numbers or 0 for shares.
+# A column, again itself (earlier versions had marks of empty cells there), and 1 for numbers or 0 for shares.
 Column = list[int]
 
 
@@ -52,9 +51,9 @@ def summarise(
 
     For each relation, a node gets the logarithm of 1 + the number of edges, a mark that there is none, and summaries of
     each column of the edges and of the nodes at their beginning: mean, maximum, minimum and standard deviation, or the
-    mean alone of a column that is 0 or 1, or mostly 0. Hop 2 has the mean of each column of hop 1 of these nodes. Empty
-    cells do not count. Each column is then brought to mean 0 and variance 1, and is 0 where there is nothing to
-    summarise. Labels and times are not read.
+    mean alone of a column that is 0 or 1, or mostly 0. Hop 2 has the mean of each column of hop 1 of these nodes. Each
+    column is then brought to mean 0 and variance 1, and is 0 where there is nothing to summarise. Labels and times are
+    not read.
 
     Args:
         place: number of the type.
@@ -113,13 +112,12 @@ def _edges_of(data: Data, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def _plan(data: Data, widths: Sequence[int]) -> Summaries:
     """Choose the columns that are summarised, and the place of each summary."""
-    types, marks = data.types, data.get(MARKS, ((), ()))
-    of_edges = _columns_of_edges(data, marks[1])
+    types, of_edges = data.types, _columns_of_edges(data)
     own = list[list[tuple[Column, int]]]()
-    for place, (name, width) in enumerate(zip(types.names, widths, strict=True)):
+    for name, width in zip(types.names, widths, strict=True):
         nodes = types.nodes_of(name)
         rows = data.x[nodes.start : nodes.stop : max(len(nodes) // SAMPLE, 1)].numpy()
-        own.append(_varying(rows, range(width), marks[0][place] if marks[0] else {}))
+        own.append(_varying(rows, range(width)))
     edges, ends = [_choose(columns) for columns in of_edges], list(widths)
     nodes, last = list[list[list[Column]]](), [range(0)] * len(widths)
     for hop in range(NUM_HOPS):
@@ -160,9 +158,7 @@ def _choose(columns: list[tuple[Column, int]]) -> list[Column]:
     return sorted(chosen)
 
 
-def _columns_of_edges(
-    data: Data, marks: Sequence[Mapping[int, int]]
-) -> list[list[tuple[Column, int]]]:
+def _columns_of_edges(data: Data) -> list[list[tuple[Column, int]]]:
     """Find the columns of each relation whose values differ, see :func:`_varying`."""
     types, attr, found = data.types, data.edge_attr, list[list[tuple[Column, int]]]()
     reverses = reverses_of(types.relations)
@@ -178,38 +174,20 @@ def _columns_of_edges(
                 columns = range(first, first + width)
             places = _edges_of(data, number)[0]
             rows = attr.numpy()[places[:: max(len(places) // SAMPLE, 1)]]
-            found.append(_varying(rows, columns, marks[number] if marks else {}))
+            found.append(_varying(rows, columns))
     return found
 
 
-def _varying(
-    rows: np.ndarray, columns: Sequence[int], marks: Mapping[int, int]
-) -> list[tuple[Column, int]]:
+def _varying(rows: np.ndarray, columns: Sequence[int]) -> list[tuple[Column, int]]:
     """Find the columns whose values differ, each with the number of its values that are not 0."""
     found = []
     for column in columns:
-        mark = marks.get(column, column)
-        values = _known(rows, slice(None), [[column, mark, 0]])
-        values = values[~np.isnan(values)]
+        values = rows[:, column]
         if len(values) and values.min() < values.max():
             filled = int(np.count_nonzero(values))
             is_number = 2 * filled > len(values) and not np.isin(values, (0, 1)).all()
-            found.append(([column, mark, int(is_number)], filled))
+            found.append(([column, column, int(is_number)], filled))
     return found
-
-
-def _known(
-    x: np.ndarray, rows: np.ndarray | slice, columns: list[Column]
-) -> Float[np.ndarray, "num_rows columns"]:
-    """Return columns of some rows, float64, NaN for empty cells. Of averaged rows a mark is the share that is empty."""
-    found = []
-    for place, mark, _ in columns:
-        values = x[rows, place].astype(np.float64)
-        if mark != place:
-            share = 1.0 - x[rows, mark].astype(np.float64)
-            values = np.where(share > 0, values / np.where(share > 0, share, 1.0), np.nan)
-        found.append(values)
-    return np.stack(found, axis=1)
 
 
 def _moments(values: Float[Tensor, "num_nodes columns"]) -> Float[Tensor, "2 columns"]:
@@ -241,7 +219,11 @@ def _fill(
     for is_number in (1, 0):
         own = [column for column in columns if column[2] == is_number]
         for place in range(0, len(own), at_once):
-            values = torch.from_numpy(_known(x, of_edges, own[place : place + at_once]))
+            values = torch.from_numpy(
+                np.stack(
+                    [x[of_edges, column[0]] for column in own[place : place + at_once]], axis=1
+                ).astype(np.float64)
+            )
             for number, found in enumerate(_statistics(values, offsets, only_mean=not is_number)):
                 first = start + number * len(own) + place
                 rows[:, first : first + found.size(1)] = found.numpy()

@@ -132,7 +132,7 @@ def _take(
         local.n_id = torch.arange(data.num_nodes)
         local.target = torch.isin(local.n_id, torch.tensor(nodes))
     else:
-        local = cast(Data, neighborhood.take(data, torch.tensor(nodes), num_hops))
+        local = neighborhood.take(data, torch.tensor(nodes), num_hops)
         nodes = range(len(nodes))
     if data is not setup.data:
         local.n_id = data.n_id[local.n_id]

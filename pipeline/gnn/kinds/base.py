@@ -13,7 +13,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.data.column_names import find_marks
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import Loader, Task
@@ -23,7 +22,6 @@ from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.predict.top import Question
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.warm_start import learned_of
-from parallel_epochs.pipeline.names import MARKS
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 
 if TYPE_CHECKING:
@@ -198,7 +196,6 @@ class Kind(ABC):
             like=learned_of(self.config.train.init, self.config.data.is_stored),
         )
         self.check_data(data)
-        data[MARKS] = find_marks(self.config.data, data)
         return data
 
     def models(self, data: Data) -> dict[str, dict]:

@@ -19,7 +19,7 @@ from parallel_epochs.pipeline.gnn.features import load_weights
 from parallel_epochs.pipeline.gnn.kinds.base import Kind, Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.predict import new_data
-from parallel_epochs.pipeline.gnn.predict.predictor import build_predictor, predict_nodes
+from parallel_epochs.pipeline.gnn.predict.predictor import build_predictor
 from parallel_epochs.pipeline.gnn.predict.top import Question
 from parallel_epochs.pipeline.gnn.setup import Setup
 from parallel_epochs.pipeline.names import SPLITS
@@ -100,17 +100,12 @@ def predict(run: SavedRun[GNNConfig], wanted: GNNPredictConfig) -> None:
     Raises:
         ValueError: see :func:`predict_rows`.
     """
-    setup, predicted = predict_rows(run, wanted, whole=wanted.predictions is not None)
+    setup, predicted = predict_rows(run, wanted)
     save(setup.kind, predicted, wanted)
 
 
-def predict_rows(
-    run: SavedRun, asked: GNNPredictConfig, *, whole: bool = True
-) -> tuple[Setup, Predicted]:
+def predict_rows(run: SavedRun, asked: GNNPredictConfig) -> tuple[Setup, Predicted]:
     """Load a checkpoint of a run and predict every row with it.
-
-    Args:
-        whole: whether all rows are needed. Without, only those of ``output_nodes`` are predicted, where that is exact.
 
     Returns:
         What the model was trained on, with the evaluation that was asked for; and the predictions.
@@ -120,14 +115,10 @@ def predict_rows(
             cannot be read or predicted.
     """
     setup, dataset, chosen, round_, epoch = open_run(run, asked)
-    question, rows = None, None
+    question = None
     if isinstance(chosen, Question):
         question, chosen = chosen, None
-    if chosen is not None and asked.output_nodes is not None and not (whole or asked.calibrate):
-        rows = predict_nodes(setup, chosen, embeddings=asked.embeddings)
-    is_whole = rows is None
-    if rows is None:
-        rows = build_predictor(setup, embeddings=asked.embeddings)(round_)
+    rows = build_predictor(setup, embeddings=asked.embeddings)(round_)
     embeddings, width = None, setup.task.out_channels
     if asked.embeddings:
         rows, embeddings = rows[:, :width], rows[:, width:]
@@ -139,8 +130,7 @@ def predict_rows(
         rows,
         epoch,
         chosen,
-        is_whole,
-        embeddings,
+        embeddings=embeddings,
         question=question,
     )
     found = answers.answer(setup, found, run)

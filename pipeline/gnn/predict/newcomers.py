@@ -1,7 +1,6 @@
 """Predictions of new rows with edges to the nodes of the training, as of tables that have grown by them."""
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -205,7 +204,7 @@ class Newcomers:
         if self.needs_graph:
             seeds, hops = torch.cat([seeds, torch.arange(num_known)]), [max_neighbors or -1]
         edge_index, nodes, place, is_bounded = self._sampler.sample_around(
-            seeds, mix(self._seed + GOLDEN & MASK), hops, math.inf, new.edges
+            seeds, mix(self._seed + GOLDEN & MASK), hops, new.edges
         )
         known = nodes[num_new:]
         batch = Graph(num_nodes=len(nodes), n_id=nodes, edge_index=edge_index)

@@ -3,7 +3,6 @@
 import copy
 import functools
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +14,6 @@ from torch_geometric.data import Data
 from parallel_epochs.models import DeeperGCN
 from parallel_epochs.models.networks import blockwise
 from parallel_epochs.models.networks.heads import find_head, keep_inputs
-from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.gnn.contract import Loader, Task, autocast
 from parallel_epochs.pipeline.gnn.estimate import BLOCK_EDGES, BLOCK_NODES, activation_bytes
 from parallel_epochs.pipeline.gnn.features import load_weights
@@ -28,7 +26,6 @@ from parallel_epochs.pipeline.gnn.loaders.snapshots import (
     rows_of,
     take_snapshot,
 )
-from parallel_epochs.pipeline.gnn.predict import neighborhood
 from parallel_epochs.pipeline.gnn.predict.inference import (
     Predict,
     predict_exact,
@@ -93,48 +90,6 @@ def build_predictor(
         return predict_all
     predict_test = _build_predictor_of(test_data, setup, predict, common)
     return lambda round_: torch.cat([predict_all(round_), predict_test(round_)], dim=-1)
-
-
-@torch.no_grad()
-def predict_nodes(setup: Setup, nodes: Tensor, *, embeddings: bool = False) -> Tensor | None:
-    """Predict some nodes exactly, from their neighbourhood alone.
-
-    Args:
-        nodes: distinct numbers [num_nodes], int64.
-        embeddings: as for :func:`build_predictor`.
-
-    Returns:
-        Predictions [num_nodes, columns], float32, on the CPU; none where the whole graph has to be predicted, or where
-        the evaluation is not exact. A line of the log says why.
-    """
-    model, device = setup.model.eval(), setup.device
-    if not setup.config.evaluation.is_exact or SNAPSHOT in setup.data:
-        return None
-    num_hops, reason = count_hops(model)
-    start, limit = time.perf_counter(), neighborhood.most_edges(setup.data.num_edges)
-    batch = None if reason else neighborhood.take(setup.data, nodes, num_hops, limit)
-    if batch is None:
-        log.info(
-            "output_nodes: the whole graph is predicted, as %s",
-            reason
-            or (
-                f"the {num_hops} hops around these nodes hold more than half of its edges, or than a batch can"
-            ),
-        )
-        return None
-    predict, _ = _predict_batches(setup, model, embeddings=embeddings)
-    with autocast(device, setup.config.train.precision):
-        _, rows = predict(
-            batch.to(device) if setup.table is None else setup.table.attach(batch, device)
-        )
-    log.info(
-        "output_nodes: predicted from the %s nodes and %s directed edges of %d hops, in %.2f s",
-        f"{batch.num_nodes:,}",
-        f"{batch.num_edges:,}",
-        num_hops,
-        time.perf_counter() - start,
-    )
-    return rows.float().cpu()
 
 
 def _predict_batches(

@@ -82,7 +82,6 @@ def as_tables(folder, ends, weights, ending="csv"):
     return TablesConfig(
         folder=str(folder),
         to_undirected=False,
-        empty="error",
         edges=EdgeColumns(path=f"edges.{ending}", weight=None if weights is None else "weight"),
     )
 
@@ -91,7 +90,6 @@ def as_frames(folder, ends, weights):
     path = keys_of((None, frame(ends, weights)), folder, {})["data.edges.path"]
     return TablesConfig(
         to_undirected=False,
-        empty="error",
         edges=EdgeColumns(path=path, weight=None if weights is None else "weight"),
     )
 
@@ -209,6 +207,8 @@ def test_every_entry_gives_the_same_graph_or_the_same_refusal(entry, tmp_path):
     for place, (name, (pairs, weights, refusal)) in enumerate(GRAPHS.items()):
         if (entry, name[:5]) in (("Data", "equal"), ("parquet", "compl")):
             continue  # equal edges of a Data stay, and are reported; Parquet has no complex numbers
+        if name == "no number" and entry in ("csv", "parquet", "frames"):
+            continue  # empty cells of tables are 0, and are counted
         ends, folder = letters(pairs), tmp_path / str(place)
         folder.mkdir()
         try:

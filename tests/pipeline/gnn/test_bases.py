@@ -27,7 +27,6 @@ from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predict
 from tests.helpers.graph_toys import write_graphs
 from tests.helpers.running import TOY, finish, kill_and_finish, summary_of, train
 from tests.helpers.typed_graphs import write_hetero
-from tests.helpers.typed_tables import SCHEMA, write_tables
 
 SMALL = [
     "model.num_layers=2",
@@ -590,27 +589,6 @@ def test_saved_runs_of_before_have_no_method(configure, tmp_path):
     assert len(kept) < len(path.read_text().splitlines())
     path.write_text("\n".join(kept) + "\n")
     assert schema.load(path).task.base == "none"
-
-
-@pytest.mark.slow
-def test_the_method_of_typed_tables_reads_which_cells_are_empty(configure, tmp_path, monkeypatch):
-    users = write_tables(tmp_path)["users"]
-    users.assign(age=users["age"].where(users.index % 5 > 0)).to_csv(
-        tmp_path / "users.csv", index=False
-    )
-    (tmp_path / "schema.yaml").write_text(json.dumps(SCHEMA))
-    data, asked, fit = (
-        ["data=tables", f"data.schema={tmp_path / 'schema.yaml'}", "model=rgcn"],
-        [],
-        base_fit.fit_base,
-    )
-    monkeypatch.setattr(
-        base_fit,
-        "fit_base",
-        lambda data, *args, **options: asked.append(data.marks) or fit(data, *args, **options),
-    )
-    open_graph(configure(*data, "task.base=linear", "data.empty=flag"))
-    assert [any(map(any, marks)) for marks in asked] == [True]
 
 
 def folds_lack(kind: str, y: torch.Tensor) -> torch.Tensor:

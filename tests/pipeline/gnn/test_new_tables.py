@@ -45,13 +45,11 @@ LABEL = ["data.nodes.label=label", "data.nodes.split_column=split"]
 CASES = {
     "everything": [
         *NUMBERS,
-        "data.empty=flag",
         "data.nodes.categories=[color,year]",
         *TEXTS,
         *EDGES,
         *LABEL,
         "data.nodes.text_channels=8",
-        "data.add_self_loops=true",
     ],
     "logarithms of sums": [*EDGES, *LABEL],
     "degrees": ["data.edges.path=edges.parquet", *LABEL],
@@ -84,7 +82,6 @@ CASES = {
         *DATES,
         "data.edges.log1p=[since]",
         "data.edges.standardize=true",
-        "data.empty=flag",
     ],
 }
 
@@ -355,9 +352,7 @@ def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(everything, t
     assert torch.equal(new.setup.data.x[:60], old.setup.data.x)
     torch.testing.assert_close(new.rows[:60], old.rows, rtol=1e-5, atol=1e-6)
     age = new.setup.data.x[60:, 1]
-    assert (age == 0).all(), (
-        "empty cells are the mean of the training, and no new column marks them"
-    )
+    assert (age == 0).all(), "empty cells are the mean of the training"
     only = restored(run, nodes=tmp_path / "new" / "nodes.csv")  # with the edges of the training
     assert only.rows.shape == (65, 3)
 
@@ -365,7 +360,7 @@ def test_rows_that_are_added_leave_the_rows_of_others_as_they_were(everything, t
 def test_features_of_edges_are_scaled_as_in_the_training(tmp_path):
     """New nodes with many edges among themselves; the table of edges has no empty cells now."""
     write(tmp_path / "old")
-    run = trained(tmp_path, tmp_path / "old", *CASES["logarithms of sums"], "data.empty=flag")
+    run = trained(tmp_path, tmp_path / "old", *CASES["logarithms of sums"])
     ids = [f"new{number}" for number in range(5)]
 
     def more_edges(table):

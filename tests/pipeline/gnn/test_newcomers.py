@@ -42,7 +42,6 @@ ALL = KEYS | {
     "data.nodes.categories": ["job", "shoe"],
     "data.nodes.text_chars": ["town2"],
     "data.nodes.text_tags": ["tags"],
-    "data.empty": "flag",
     "data.edges.weight": "weight",
     "data.edges.log1p": ["sum"],
     "data.edges.standardize": True,
@@ -378,7 +377,7 @@ def test_a_schema_of_one_table_of_each_takes_new_rows(tmp_path, more):
         {"task.base": "smoothed", "data.propagate": 1},
         {"task.base": "linear", "data.nodes.text_features": "scores", "task.candidate": "offset"},
         {"task.base": "none", "model": "pyg", "model.conv": "GCNConv"},
-        {"task.base": "none", "data.to_undirected": False, "data.add_self_loops": True},
+        {"task.base": "none", "data.to_undirected": False},
     ],
     ids=str,
 )

@@ -90,13 +90,6 @@ def test_rows_are_nodes_with_the_label_the_time_and_the_node_of_the_table(folder
         ].any()
 
 
-def test_a_row_before_its_node_began_has_the_age_0(folder):
-    data, table = opened(folder, "data.time_column=since").data, make_labels(make_orders())
-    age = data.x[data.types.nodes_of("label").start :, 0].numpy()
-    is_early = (table.time < table.id.str[1:].astype(int) * 2).to_numpy()
-    assert is_early.any() and (age[is_early] == age.min()).all()
-
-
 def test_other_data_do_not_tell_which_rows_are_about_new_nodes(folder, monkeypatch):
     monkeypatch.setattr(tasks_row, "FEWEST", 0)
     setup = opened(folder)
@@ -492,6 +485,7 @@ def test_wrong_label_tables_are_refused_in_one_line(change, message, folder, tmp
         (["task=link"], "task=link reads no labels"),
         (["task=edge"], "task=edge needs labels of edges"),
         (["data.on_disk=true"], "data.on_disk=true"),
+        (["data.time_column=since"], "data.time_column=since"),
         (["data.rows.type=null"], "data.rows.type=null must name .* one of user, item"),
         (["data.rows.within=soon"], "data.rows.within=soon is no span"),
         (["data.rows.within=20d"], "times that are numbers"),

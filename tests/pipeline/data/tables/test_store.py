@@ -117,18 +117,14 @@ def read(
     return data
 
 
-def assert_equal(stored: Graph, expected: Graph, *, has_loops: bool = False) -> None:
-    """Compare every tensor bit for bit, and every value; features of added self-loops are means in float64."""
+def assert_equal(stored: Graph, expected: Graph) -> None:
+    """Compare every tensor bit for bit, and every value."""
     names = set(expected.to_dict())
     assert names <= set(stored.to_dict()), names - set(stored.to_dict())
     for name in names - {"edge_index"}:
         value, other = expected[name], stored[name]
         if isinstance(value, torch.Tensor):
-            assert other.dtype == value.dtype and (
-                torch.equal(other, value)
-                or has_loops
-                and torch.allclose(other, value, rtol=1e-5, atol=1e-5)
-            ), name
+            assert other.dtype == value.dtype and torch.equal(other, value), name
         else:
             assert other == value, name
     ours, theirs = stored.edge_index, expected.edge_index
@@ -141,7 +137,7 @@ LABELS = {"label": "kind", "split_column": "split"}
 
 
 COLUMNS = [{}, {"weight": "w"}, {"features": ["p", "q"]}, {"weight": "w", "features": ["q"]}]
-OPTIONS = [{}, {"node_features": "sum"}, {"add_self_loops": True}]
+OPTIONS = [{}, {"node_features": "sum"}]
 # Every pair of columns, options and direction; the other half of the cases is slow.
 CASES = [
     pytest.param(
@@ -169,7 +165,7 @@ def test_equal_to_the_graph_prepared_in_memory(tmp_path, columns, options, undir
         **options,
     )
     expected = cache.prepare_as(config, read(nodes, edges, columns))
-    assert_equal(load(tmp_path, config), expected, has_loops=config.add_self_loops)
+    assert_equal(load(tmp_path, config), expected)
 
 
 def write_as(kind: str, folder, nodes, edges) -> tuple[dict, dict]:
@@ -290,18 +286,6 @@ BAD = {
         EDGES,
         {},
         "row 3, column split holds 'vale'; a cell of the split is train, valid",
-    ),
-    "empty": (
-        NODES.replace("y,2", "y,"),
-        EDGES,
-        {"empty": "error"},
-        "nodes.csv: row 2, column a is empty; 1 rows",
-    ),
-    "empty of edges": (
-        NODES,
-        EDGES.replace("y,z,2", "y,z,"),
-        {"empty": "error"},
-        "edges.csv: row 2, column p is empty",
     ),
     "ragged": (
         NODES,
@@ -607,7 +591,7 @@ def test_features_of_numbers(tmp_path):
 
 
 def test_features_of_categories_and_empty_cells(tmp_path, caplog):
-    """Values are in their order, numbers as numbers; the mark of an empty cell lies behind the columns of numbers."""
+    """Values are in their order, numbers as numbers."""
     caplog.set_level(logging.INFO)
     nodes = "id,a,b,c,floor,note\nx,,1,DE,10,up\ny,5,2,,9,down\nz,3,3,10,nan,up\nw,1,4,DE,10,up\n"
     config = small(
@@ -620,25 +604,23 @@ def test_features_of_categories_and_empty_cells(tmp_path, caplog):
             "text": ["note"],
             "categories": ["c", "floor"],
         },
-        empty="flag",
     )
     data = load(tmp_path, config)
-    assert data.x[:, [0, 1, 2, 5, 6, 7, 8]].tolist() == [
-        [1, 0, 1, 0, 1, 0, 1],
-        [2, 5, 0, 0, 0, 1, 0],
-        [3, 3, 0, 1, 0, 0, 0],
-        [4, 1, 0, 0, 1, 0, 1],
+    assert data.x[:, [0, 1, 4, 5, 6, 7]].tolist() == [
+        [1, 0, 0, 1, 0, 1],
+        [2, 5, 0, 0, 1, 0],
+        [3, 3, 1, 0, 0, 0],
+        [4, 1, 0, 1, 0, 1],
     ]
-    assert data.x[:, 3:5].norm(dim=1).tolist() == pytest.approx([2**0.5] * 4)  # the texts
-    # Equal edges have the mean of the marks, and an edge and its reverse have the mean of both.
+    assert data.x[:, 2:4].norm(dim=1).tolist() == pytest.approx([2**0.5] * 4)  # the texts
+    # Equal edges have the mean, and an edge and its reverse have the mean of both.
     edges = dict(zip(map(tuple, data.edge_index.t().tolist()), data.edge_attr.tolist()))
-    assert edges == {(0, 1): [2, 0.25], (1, 0): [2, 0.25], (1, 2): [1, 0], (2, 1): [1, 0]}
-    mark = "taken for zeros, with a column that marks them"
+    assert edges == {(0, 1): [2], (1, 0): [2], (1, 2): [1], (2, 1): [1]}
     assert (
-        f"1 empty cell in a, {mark}; c: 2 categories, and 1 empty cell in none of them; floor: 2 categories, and "
+        "1 empty cell in a, taken for zeros; c: 2 categories, and 1 empty cell in none of them; floor: 2 categories, and "
         "1 empty cell in none of them" in caplog.text
     )
-    assert f"1 empty cell in p, {mark}" in caplog.text
+    assert "1 empty cell in p, taken for zeros" in caplog.text
 
 
 @pytest.mark.parametrize("package", ["duckdb", "pyarrow"])
@@ -688,7 +670,6 @@ def many_rows(folder: Path) -> TablesConfig:
         folder,
         parts["nodes"] | columns,
         parts["edges"] | {"weight": "w", "features": ["p", "q"]},
-        empty="flag",
     )
 
 
@@ -824,7 +805,8 @@ def test_the_content_of_files_counts_and_of_large_ones_samples(tmp_path, monkeyp
         for options in ({}, {"categories": ["a"]}, {"categories": ["split"]})
     ]
     hashes = [
-        cache.hash_graph(config) for config in (*columns, dataclasses.replace(config, empty="flag"))
+        cache.hash_graph(config)
+        for config in (*columns, dataclasses.replace(config, duplicates="first"))
     ]
     assert len(set(hashes)) == 4
     (tmp_path / "edges.csv").write_text(EDGES.replace("w,3", "w,4"))

@@ -250,7 +250,7 @@ BAD = [
     (
         SCHEMA,
         {"add_self_loops": True},
-        "data.add_self_loops=true does not fit a graph with several types",
+        "data.add_self_loops=true: tables have the loops that",
     ),
     (
         SCHEMA,

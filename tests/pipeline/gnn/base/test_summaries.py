@@ -8,18 +8,16 @@ import torch
 import yaml
 
 from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.data.column_names import find_marks
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.gnn.base import summaries
 from parallel_epochs.pipeline.gnn.base.method import TooLong
 from parallel_epochs.pipeline.gnn.base.summaries import summarise
-from parallel_epochs.pipeline.names import MARKS
 from tests.helpers.graphs import write_species
 
 SHOP = {
-    "users.csv": "id,age,kind\nu1,20,a\nu2,40,b\nu3,,a\n",
+    "users.csv": "id,age,kind\nu1,20,a\nu2,40,b\nu3,60,a\n",
     "items.csv": "id,price,colour\ni1,5,red\ni2,9,blue\n",
-    "buys.csv": "user,item,rating\nu1,i1,4\nu1,i2,\nu2,i1,2\n",
+    "buys.csv": "user,item,rating\nu1,i1,4\nu1,i2,6\nu2,i1,2\n",
 }
 ENDS = {
     "source": {"type": "user", "column": "user"},
@@ -34,15 +32,15 @@ SCHEMA = {
 }
 LOG = np.log1p
 NO = np.nan
-# Number of edges, none at all; mean, greatest, least, spread of rating; share without rating; of the nodes.
+# Number of edges, none at all; mean, greatest, least, spread of rating; of the nodes.
 OF_USERS = [
-    [LOG(2), 0, 4, 4, 4, 0, 0.5, 7, 9, 5, 2, 0.5, 0.5],
-    [LOG(1), 0, 2, 2, 2, 0, 0, 5, 5, 5, 0, 0, 1],
-    [0, 1, *[NO] * 11],
+    [LOG(2), 0, 5, 6, 4, 1, 7, 9, 5, 2, 0.5, 0.5],
+    [LOG(1), 0, 2, 2, 2, 0, 5, 5, 5, 0, 0, 1],
+    [0, 1, *[NO] * 10],
 ]
 OF_ITEMS = [
-    [LOG(2), 0, 3, 4, 2, 1, 0, 30, 40, 20, 10, 0],
-    [LOG(1), 0, NO, NO, NO, NO, 1, 20, 20, 20, 0, 0],
+    [LOG(2), 0, 3, 4, 2, 1, 30, 40, 20, 10],
+    [LOG(1), 0, 6, 6, 6, 0, 20, 20, 20, 0],
 ]
 
 
@@ -55,19 +53,18 @@ def standardised(rows) -> np.ndarray:
 
 
 def test_both_ends_of_a_relation_and_a_second_hop_by_hand(tmp_path):
-    """A user and an item without what is to be summarised get 0, the mean of the others, and a mark."""
+    """A user without what is to be summarised gets 0, the mean of the others, and a mark."""
     for name, text in SHOP.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
-    config = TablesConfig(schema=str(tmp_path / "shop.yaml"), split="random", empty="flag")
+    config = TablesConfig(schema=str(tmp_path / "shop.yaml"), split="random")
     data = load(config, tmp_path / "cache")
-    data[MARKS] = find_marks(config, data)
     users, plan = summarise(data, 0)
-    np.testing.assert_allclose(users[:, :13], standardised(OF_USERS), atol=1e-6)
-    np.testing.assert_allclose(summarise(data, 1)[0][:, :12], standardised(OF_ITEMS), atol=1e-6)
+    np.testing.assert_allclose(users[:, :12], standardised(OF_USERS), atol=1e-6)
+    np.testing.assert_allclose(summarise(data, 1)[0][:, :10], standardised(OF_ITEMS), atol=1e-6)
     first = np.array(OF_ITEMS)
-    second = [np.nanmean(first, 0), first[0], np.full(12, NO)]
-    np.testing.assert_allclose(users[:, 13:], standardised(second), atol=1e-6)
+    second = [np.nanmean(first, 0), first[0], np.full(10, NO)]
+    np.testing.assert_allclose(users[:, 12:], standardised(second), atol=1e-6)
     other = copy.copy(data)
     other.x = data.x + 1
     assert torch.equal(summarise(data, 0, plan)[0], users)
