@@ -18,7 +18,6 @@ from parallel_epochs.pipeline.knowledge.steps import NegativeSteps, OneVsAllStep
 from parallel_epochs.pipeline.knowledge.tables import TrainedTables
 from parallel_epochs.pipeline.knowledge.trainer import KnowledgeTrainer, Steps
 from parallel_epochs.pipeline.names import SPLITS
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.seeds import seed_torch
 from parallel_epochs.pipeline.run.stop import StopRequest
@@ -26,13 +25,9 @@ from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
-# Largest share of triples whose entities another relation links the other way round by accident.
-COPIED = 0.5
 
 # Triples that share their negatives.
 CHUNK_SIZE = 64
-# Tables beside the rows: what the optimizer keeps of each number, and the gradient where it is dense.
-MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 def check(config: KnowledgeConfig) -> None:
@@ -65,45 +60,6 @@ def check(config: KnowledgeConfig) -> None:
             )
 
 
-def check_data(config: KnowledgeConfig, data: Data) -> None:
-    """Refuse tables that the machine cannot hold, and a step that it cannot.
-
-    Raises:
-        ValueError: names the key.
-    """
-    options, available = config.trainer, machine_memory()
-    tables, step = estimate_bytes(config, data)
-    needed = tables * config.parallel.num_ranks
-    if needed > available:
-        raise ValueError(
-            f"trainer.dim={options.dim}: tables of {data.num_nodes:,} entities and {data.num_relations:,} "
-            f"relations, with their optimizer, take {format_bytes(needed)}, but this machine has "
-            f"{format_bytes(available)}: lower it"
-        )
-    if step > available:
-        mend = "trainer.batch_size" + (
-            "" if options.loss == "one_vs_all" else " or trainer.num_negatives"
-        )
-        raise ValueError(
-            f"trainer.batch_size={options.batch_size:,}: a step takes {format_bytes(step)}, but this "
-            f"machine has {format_bytes(available)}: lower {mend}"
-        )
-
-
-def estimate_bytes(config: KnowledgeConfig, data: Data) -> tuple[int, int]:
-    """Estimate the bytes of the tables with their optimizer, and those of a step at least."""
-    options = config.trainer
-    model, one_vs_all = MODELS[options.model], options.loss == "one_vs_all"
-    num_relations = data.num_relations * (2 if one_vs_all else 1)
-    numbers = data.num_nodes * options.dim + num_relations * model.relation_dim(options.dim)
-    copies = 1 + MOMENTS[options.optimizer] + (2 if one_vs_all else 0)
-    batch = min(options.batch_size, int(data.triple_ptr[1]) * (2 if one_vs_all else 1))
-    # one_vs_all holds at most a row of scores for each query; negatives hold the rows drawn, and their gradients.
-    chunks = -(-batch // CHUNK_SIZE)
-    each = 2 * options.num_negatives * (2 * options.dim * chunks + 2 * batch)
-    return 4 * numbers * copies, 4 * (data.num_nodes * batch if one_vs_all else each)
-
-
 def describe(data: Data) -> str:
     """Say what there is to learn from, and which triples have entities or relations that training does not."""
     splits = split_triples(data)
@@ -122,38 +78,6 @@ def describe(data: Data) -> str:
         for number, what in ((int(strange.sum()), "an entity"), (int(odd.sum()), "a relation")):
             if number:
                 text += f"; {count(number, f'{split} triple')} with {what} that occurs in no training triple"
-        text += _describe_known(split, splits["train"], triples, data.num_nodes, data.num_relations)
-    return text
-
-
-def _describe_known(
-    split: str, train: Tensor, triples: Tensor, num_nodes: int, num_relations: int
-) -> str:
-    """Say how many triples of a split training tells: the same ones, and those of entities linked the other way round."""
-    if not len(triples) or not len(train):
-        return ""
-    pairs, place = (triples[:, 0] * num_nodes + triples[:, 2]).unique(return_inverse=True)
-
-    def find(keys: Tensor) -> tuple[Tensor, Tensor]:
-        found = torch.searchsorted(pairs, keys).clamp(max=len(pairs) - 1)
-        is_there = pairs[found] == keys
-        return found[is_there], is_there
-
-    found, is_there = find(train[:, 0] * num_nodes + train[:, 2])
-    same = torch.isin(
-        place * num_relations + triples[:, 1], found * num_relations + train[is_there, 1]
-    )
-    turned = torch.isin(place, find(train[:, 2] * num_nodes + train[:, 0])[0]) & (
-        triples[:, 0] != triples[:, 2]
-    )
-    text, share = "", float(turned.double().mean())
-    if number := int(same.sum()):
-        text = f"; {count(number, f'{split} triple')} among those of training too, which flatters the metric"
-    if share > COPIED:
-        text += (
-            f"; {share:.0%} of the {split} triples link two entities that a training triple links the other way "
-            "round, as inverse relations do, which flatters the metric"
-        )
     return text
 
 

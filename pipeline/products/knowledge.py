@@ -5,11 +5,11 @@ from functools import partial
 from parallel_epochs.pipeline.data.opened import open_whole
 from parallel_epochs.pipeline.knowledge import build, penalty, predictions
 from parallel_epochs.pipeline.knowledge.baselines import find_baselines
-from parallel_epochs.pipeline.products.base import Product
+from parallel_epochs.pipeline.products.base import Product, do_nothing
 
 PRODUCT: Product = Product(
     check=build.check,
-    open_data=partial(open_whole, check=build.check_data, describe=build.describe),
+    open_data=partial(open_whole, check=do_nothing, describe=build.describe),
     build=build.build_trainer,
     train_parts=penalty.train_parts,
     finish=predictions.finish,

@@ -7,17 +7,13 @@ only in their seeds, the page has means, standard deviations and the text for OG
 import hashlib
 import re
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 
 from parallel_epochs.pipeline.command.arguments import Parser
 from parallel_epochs.pipeline.run import outputs
-from parallel_epochs.pipeline.run.errors import EXIT_INTERRUPTED, install_command, printable
+from parallel_epochs.pipeline.run.errors import install_command, printable
 from parallel_epochs.pipeline.run.files import write_text
-
-# Looks without a running run after which all have ended, as the next run of a sweep may be starting.
-QUIET_LOOKS = 3
 
 
 def main() -> None:
@@ -36,8 +32,6 @@ def main() -> None:
             overwrite=options.overwrite,
             way_out="--overwrite",
         )
-        if options.watch:
-            sys.exit(watch(options.runs, output, options.every))
         runs, left_out = find_runs(options.runs)
         text, problems = "", []
         if len(runs) > 1 or left_out:
@@ -69,31 +63,6 @@ def choose_output(folders: list[Path]) -> Path:
     return first / f"report-with-{names[:80]}-{digest}.html"
 
 
-def watch(folders: list[Path], output: Path, every: float) -> int:
-    """Write the page every few seconds until all runs have ended, or until Ctrl-C; returns the exit status.
-
-    Raises:
-        ValueError: there is nothing to show.
-    """
-    from parallel_epochs.scripts.report.document import page
-    from parallel_epochs.scripts.report.runs import find_runs
-
-    print(f"{output} is written every {every:g} s until all runs have ended, or Ctrl-C", flush=True)
-    quiet, status = 0, 0
-    try:
-        while quiet < QUIET_LOOKS:
-            if any(any(folder.glob("**/metrics.jsonl")) for folder in folders):
-                found = find_runs(folders)
-                quiet = 0 if any(run.state.kind == "running" for run in found[0]) else quiet + 1
-                write_text(output, page(*found, live=every))
-            time.sleep(every)
-    except KeyboardInterrupt:
-        status = EXIT_INTERRUPTED
-    write_text(output, page(*find_runs(folders)))
-    print(f"{output}: this is the last page")
-    return status
-
-
 def _options() -> Namespace:
     parser = Parser(prog="python -m scripts.report", description=__doc__)
     parser.add_argument(
@@ -111,25 +80,12 @@ def _options() -> Namespace:
         "name made of theirs, in the first one)",
     )
     parser.add_argument(
-        "--watch", action="store_true", help="write the page again and again until the runs end"
-    )
-    parser.add_argument(
-        "--every",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="seconds between two pages with --watch (default: 10)",
-    )
-    parser.add_argument(
         "--overwrite",
         action="store_true",
         help="replace an existing file that is not a page of this command; files of runs "
         "are never replaced",
     )
-    options = parser.parse_args()
-    if not options.every >= 1:
-        parser.error("--every must be at least 1 second")
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -84,17 +84,16 @@ def _template() -> jinja2.Template:
     return environment.get_template("template.html")
 
 
-def page(runs: list[Run], left_out: list[str] = (), *, live: float = 0) -> str:
+def page(runs: list[Run], left_out: list[str] = ()) -> str:
     """Build the page about one run or about several.
 
     Args:
         left_out: a line for each run that has nothing to show.
-        live: seconds after which the page loads itself again. 0: never.
     """
-    return build(runs, left_out, live=live)[0]
+    return build(runs, left_out)[0]
 
 
-def build(runs: list[Run], left_out: list[str] = (), *, live: float = 0) -> tuple[str, list[str]]:
+def build(runs: list[Run], left_out: list[str] = ()) -> tuple[str, list[str]]:
     """Build the page, and list what cannot be read. Its security policy allows only its own scripts."""
     macros, problems = _template().module, dict.fromkeys(f for run in runs for f in run.problems)
     sections, several = [], None
@@ -149,7 +148,7 @@ def build(runs: list[Run], left_out: list[str] = (), *, live: float = 0) -> tupl
     after = "".join(f"<script>{text}</script>" for text in scripts)
     document = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
-        f'content="{policy}">{GENERATOR}{macros.head(heading, live)}</head><body>{body}{after}</body></html>'
+        f'content="{policy}">{GENERATOR}{macros.head(heading)}</head><body>{body}{after}</body></html>'
     )
     return document, list(problems)
 

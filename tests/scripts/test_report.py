@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import signal
 import statistics
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ from tests.helpers.report_runs import (
     write_run,
     write_scores,
 )
-from tests.helpers.running import command, shell
+from tests.helpers.running import shell
 
 HTML = "</script><img src=x onerror=alert(1)>\"'&"
 # Three classes of which each is once taken for the next, as write_scores writes them.
@@ -343,28 +342,6 @@ def test_the_command_writes_pages_and_replaces_nothing_else(run, tmp_path):
         assert done.returncode and re.fullmatch(f"{said}.*\n", done.stderr), done.stderr
     assert (tmp_path / "mine.html").read_text() == "mine"
     assert choose_output([run]) == run / "report.html"
-
-
-@pytest.mark.slow
-def test_a_live_page_follows_a_run_to_its_end_or_to_ctrl_c(tmp_path, lock):
-    def wait_for(text: str) -> None:
-        end = time.monotonic() + 60
-        while not output.is_file() or text not in output.read_text():
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-    run, output = write_run(tmp_path / "run", [0.5], finished=False), tmp_path / "run/report.html"
-    held = lock(run)
-    process = command("scripts.report", "run", "--watch", "--every", "1", cwd=tmp_path)
-    wait_for('http-equiv="refresh"')
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130 and 'http-equiv="refresh"' not in output.read_text()
-    process = command("scripts.report", "run", "--watch", "--every", "1", cwd=tmp_path)
-    wait_for('http-equiv="refresh"')
-    fcntl.flock(held, fcntl.LOCK_UN)
-    printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and "this is the last page" in printed, errors
-    assert 'http-equiv="refresh"' not in output.read_text()
 
 
 @pytest.mark.system

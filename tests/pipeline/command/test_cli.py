@@ -380,8 +380,7 @@ def test_hydra_multirun(tmp_path):
         "1",
     ]
     assert re.fullmatch(
-        r"sweep in sweep: 2 of 2 runs finished; valid rocauc 0\.\d{4} ± 0\.\d{4}, test rocauc "
-        r"0\.\d{4} ± 0\.\d{4} \(mean ± standard deviation\); .* parallel-epochs report sweep",
+        r"sweep in sweep: 2 of 2 runs finished; .* parallel-epochs report sweep",
         swept.stdout.splitlines()[-1],
     )
 
@@ -403,9 +402,7 @@ def test_every_failure_of_a_sweep_is_in_its_log(tmp_path):
         and "ERROR" not in logs[1]
         and "ERROR error: data.components=0" in logs[2]
     )
-    assert swept.stdout.splitlines()[-1].startswith(
-        "sweep in sweep: 1 of 3 runs finished; valid rocauc 0."
-    )
+    assert swept.stdout.splitlines()[-1].startswith("sweep in sweep: 1 of 3 runs finished; ")
     last = swept.stderr.splitlines()[-1]
     assert last.startswith("error: data.components=9") and last.endswith(
         f"(log: {tmp_path}/sweep/0/train.log)"

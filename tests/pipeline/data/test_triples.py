@@ -202,22 +202,6 @@ def test_bad_files_are_refused(tmp_path):
         TriplesConfig(folder=str(folder), components="largest").check()
 
 
-def test_triples_that_training_tells_are_counted(tmp_path):
-    rows = {
-        "train": ["a\tknows\tb", "b\tis_known_by\ta", "c\tknows\td"],
-        "valid": ["b\tknows\tc", "a\tknows\ta"],
-        "test": ["a\tknows\tb", "d\tis_known_by\tc", "a\tis_known_by\tc"],
-    }
-    text = describe(
-        load(TriplesConfig(folder=str(write(tmp_path / "kg", rows))), tmp_path / "cache")
-    )
-    assert "; 1 test triple among those of training too" in text and "valid triple" not in text
-    assert (
-        "67% of the test triples link two entities that a training triple links the other way round"
-        in text
-    )
-
-
 def test_what_training_does_not_have_is_counted_and_kept(tmp_path):
     rows = {**ROWS, "valid": ["a\tknows\tz", "y\tknows\tz"], "test": ["a\thates\tb", "a\tknows\tb"]}
     data = load(TriplesConfig(folder=str(write(tmp_path / "kg", rows))), tmp_path / "cache")

@@ -367,18 +367,6 @@ def test_loss_optimizer_and_learning_rate_follow_from_the_model(
         ),
         (["trainer.dim=900000000"], "trainer.dim must be less than"),
         (
-            ["trainer.dim=999998", "data.num_entities=9999999", "data.num_operands=1"],
-            "trainer.dim=999998: tables of 9,999,999",
-        ),
-        (
-            [
-                "trainer.batch_size=99999999999",
-                "data.num_entities=1000000",
-                "data.num_train=1000000",
-            ],
-            "trainer.batch_size=99,999,999,999: a step takes .* lower trainer.batch_size",
-        ),
-        (
             ["data.num_train=10000"],
             "data.num_train, data.num_valid and data.num_test ask for 10,300 triples",
         ),
@@ -393,18 +381,6 @@ def test_impossible_options_are_refused(overrides, message, configure):
         config = configure(*TOY, *overrides)
         config.data.check()
         build.check(config)
-        build_knowledge.check_data(config, _sizes(config))
-
-
-def _sizes(config):
-    """What is looked at of a graph, without the graph."""
-    from torch_geometric.data import Data
-
-    return Data(
-        num_nodes=config.data.num_entities,
-        num_relations=5 * config.data.num_operands,
-        triple_ptr=torch.tensor([0, config.data.num_train, 0, 0]),
-    )
 
 
 @pytest.mark.parametrize(
