@@ -15,28 +15,6 @@ NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True)
-class CommonNeighbors:
-    """The common neighbours of some pairs: those of pair i are ``node[ptr[i]:ptr[i + 1]]``.
-
-    Attributes:
-        node: [num_common], int64; those of a pair are in ascending order.
-        ptr: [num_pairs + 1], int64.
-        degree: number of nodes that each of these has an edge to, at least 1, [num_common], int64.
-    """
-
-    node: Int[Tensor, " num_common"]
-    ptr: Int[Tensor, " num_pairs_plus_1"]
-    degree: Int[Tensor, " num_common"]
-
-    def allocate_resources(self) -> Float[Tensor, " num_pairs"]:
-        """Compute the index "resource allocation": the sum of 1 / degree over the common neighbours of each pair.
-
-        It is due to "Predicting missing links via local information" (https://arxiv.org/abs/0901.0553).
-        """
-        return segment(1 / self.degree.float(), self.ptr, reduce="sum")
-
-
-@dataclass(frozen=True)
 class Neighborhoods:
     """The neighbours of each node of a graph in ascending order, in which those of pairs are looked up.
 
@@ -68,11 +46,11 @@ class Neighborhoods:
         )
         return cls(edges, ptr, torch.bincount(edges % max(num_nodes, 1), minlength=num_nodes))
 
-    def common(self, pairs: Int[Tensor, "num_pairs 2"]) -> CommonNeighbors:
-        """Find the nodes with an edge to both nodes of a pair.
+    def allocate_to_pairs(self, pairs: Int[Tensor, "num_pairs 2"]) -> Float[Tensor, " num_pairs"]:
+        """Compute the index "resource allocation" of pairs: the sum of 1 / degree over the nodes with an edge to both.
 
-        Args:
-            pairs: [num_pairs, 2], int64, numbers of nodes.
+        It is due to "Predicting missing links via local information" (https://arxiv.org/abs/0901.0553). A degree is the
+        number of nodes that a common neighbour has an edge to, at least 1.
         """
         # The neighbours of the node of fewer are looked up among those of the other, some pairs at a time.
         in_degree = self.ptr.diff()
@@ -80,24 +58,13 @@ class Neighborhoods:
         few, many = torch.where(is_second.unsqueeze(1), pairs.flip(1), pairs).unbind(1)
         block = in_degree[few].cumsum(0) // NUMBERS
         sizes = torch.unique_consecutive(block, return_counts=True)[1].tolist()
-        found = [
-            self._find(*ends) for ends in zip(few.split(sizes), many.split(sizes), strict=True)
-        ]
-        node, counts = (
-            (torch.cat(parts) for parts in zip(*found)) if found else (pairs.new_empty(0),) * 2
-        )
-        return CommonNeighbors(
-            node, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), self.out_degree[node]
-        )
-
-    def allocate_to_pairs(self, pairs: Int[Tensor, "num_pairs 2"]) -> Float[Tensor, " num_pairs"]:
-        """Compute :meth:`CommonNeighbors.allocate_resources` of pairs."""
-        return self.common(pairs).allocate_resources()
+        found = [self._find(*ends) for ends in zip(few.split(sizes), many.split(sizes))]
+        return torch.cat(found) if found else self.edges.new_empty(0).float()
 
     def allocate_to(
         self, sources: Int[Tensor, " num_sources"], targets: Int[Tensor, " num_targets"]
     ) -> Float[Tensor, "num_sources num_targets"]:
-        """Compute :meth:`CommonNeighbors.allocate_resources` of all pairs of some sources and targets.
+        """Compute :meth:`allocate_to_pairs` of all pairs of some sources and targets.
 
         Args:
             sources: each once.
@@ -114,8 +81,7 @@ class Neighborhoods:
         )
         return found[targets].t()
 
-    def _find(self, few: Tensor, many: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the common neighbours of pairs, pair by pair, and the number of each pair's."""
+    def _find(self, few: Tensor, many: Tensor) -> Tensor:
         num_nodes, counts = self.out_degree.numel(), self.ptr.diff()[few]
         pair = torch.arange(len(few), device=few.device).repeat_interleave(counts)
         first = self.ptr[few] - (counts.cumsum(0) - counts)
@@ -123,4 +89,6 @@ class Neighborhoods:
         wanted = many[pair] * num_nodes + node
         place = torch.searchsorted(self.edges, wanted).clamp(max=max(len(self.edges) - 1, 0))
         is_common = self.edges[place] == wanted
-        return node[is_common], torch.bincount(pair[is_common], minlength=len(few))
+        counts = torch.bincount(pair[is_common], minlength=len(few))
+        ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return segment(1 / self.out_degree[node[is_common]].float(), ptr, reduce="sum")

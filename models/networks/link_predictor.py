@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from parallel_epochs.models.networks.common_neighbors import Neighborhoods
-from parallel_epochs.models.networks.three_hops import ThreeHops
 
 PREDICTORS = ("mlp", "residual", "bilinear")
 # The first weight of the index of common neighbours in a logit, and the factor of the index in its logarithm.
@@ -31,8 +30,7 @@ class LinkPredictor(torch.nn.Module):
         dropout: probability that a hidden activation is dropped in training, in [0, 1).
         kind: one of `PREDICTORS`.
         reads_index: whether a learned multiple of ``log(1 + 100 r)`` is added to the logit, where r is the index of
-            :meth:`models.networks.common_neighbors.CommonNeighbors.allocate_resources` or of
-            :class:`models.networks.three_hops.ThreeHops`.
+            :meth:`models.networks.common_neighbors.Neighborhoods.allocate_to_pairs`.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -86,7 +84,7 @@ class LinkPredictor(torch.nn.Module):
 
         Args:
             x_i, x_j: embeddings of its two nodes.
-            index: of the paths between them, if the predictor reads that.
+            index: of their common neighbours, if the predictor reads that.
         """
         if self.kind == "bilinear":
             logits = (self.source(x_i) * self.target(x_j)).sum(1) * self.scale(
@@ -144,7 +142,6 @@ class LinkModel(torch.nn.Module):
         encoder: ``encoder(x, edge_index, edge_attr)`` returns a row for each node. If it has a linear ``head``, that is
             removed: the input of the head is the embedding.
         out_channels: number of columns of these rows, for an encoder without a head.
-        three_hops: whether the index of a pair is that of paths of three links, and not of common neighbours.
         options: those of :class:`LinkPredictor`.
 
     Attributes:
@@ -155,15 +152,13 @@ class LinkModel(torch.nn.Module):
         self,
         encoder: torch.nn.Module,
         out_channels: int,
-        *,
-        three_hops: bool = False,
         **options: Any,
     ):
         super().__init__()
         if isinstance(head := getattr(encoder, "head", None), torch.nn.Linear):
             out_channels, encoder.head = head.in_features, torch.nn.Identity()
         self.encoder, self.out_channels = encoder, out_channels
-        self.predictor, self.three_hops = LinkPredictor(out_channels, **options), three_hops
+        self.predictor = LinkPredictor(out_channels, **options)
 
     @property
     def takes_int32_edges(self) -> bool:
@@ -180,21 +175,15 @@ class LinkModel(torch.nn.Module):
 
     def find_paths(
         self, edge_index: Int[Tensor, "2 num_edges"], num_nodes: int
-    ) -> Neighborhoods | ThreeHops | None:
-        """Return what :meth:`decode` finds paths between the nodes of a pair in, or nothing if it does not read them.
-
-        Args:
-            edge_index: the links; with `three_hops` from sources to targets.
-        """
-        if not self.predictor.reads_index:
-            return None
-        return (ThreeHops if self.three_hops else Neighborhoods).of(edge_index, num_nodes)
+    ) -> Neighborhoods | None:
+        """Return what :meth:`decode` finds common neighbours in, or nothing if it does not read them."""
+        return Neighborhoods.of(edge_index, num_nodes) if self.predictor.reads_index else None
 
     def decode(
         self,
         h: Float[Tensor, "num_nodes out_channels"],
         pairs: Int[Tensor, "num_pairs 2"],
-        paths: Neighborhoods | ThreeHops | None = None,
+        paths: Neighborhoods | None = None,
     ) -> Float[Tensor, " num_pairs"]:
         """Compute the logits of pairs of nodes.
 
@@ -211,7 +200,7 @@ class LinkModel(torch.nn.Module):
         h: Float[Tensor, "num_nodes out_channels"],
         sources: Int[Tensor, " num_sources"],
         targets: Int[Tensor, " num_targets"],
-        paths: Neighborhoods | ThreeHops | None = None,
+        paths: Neighborhoods | None = None,
     ) -> Float[Tensor, "num_sources num_targets"]:
         """Compute the logits of all pairs of some sources, each once, and some targets. Arguments as of :meth:`decode`."""
         index = None if paths is None else paths.allocate_to(sources, targets)

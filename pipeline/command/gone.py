@@ -67,6 +67,7 @@ KEYS: dict[str, tuple] = {
     "task.label_smoothing": (0.0,),
     "task.strict_negatives": (False,),
     "tracker.project": (),
+    "task.three_hops": (),
     "train.cuda_graph": (),
     "train.decay_vectors": (True,),
     "train.last_lr": (0.0,),

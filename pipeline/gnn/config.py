@@ -258,13 +258,6 @@ class TaskConfig:
         "where r is the sum of 1 / degree over the common neighbours.",
         when=LINK,
     )
-    three_hops: bool = key(
-        False,
-        "Let r be what a pair has by resource allocation over three links, where the links "
-        "go from one side of the graph to the other, so that no pair has common neighbours, or are "
-        "those of a relation.",
-        when=LINK,
-    )
     predictor_layers: int = key(
         3, "Number of linear layers of the predictor.", minimum=1, below=1000, when=LINK
     )

@@ -110,7 +110,7 @@ def _of_pair(setup: Setup, pair: Sequence[int]) -> Callable[[Data], Tensor]:
 
     def network(batch: Data) -> Tensor:
         h = model(batch.x, batch.edge_index, batch.edge_attr)
-        paths = model.find_paths(task.links_of(batch, model), batch.num_nodes)
+        paths = model.find_paths(batch.edge_index, batch.num_nodes)
         logits = model.decode(h, batch.places, paths)
         if mixture is not None and 0 < mixture.share < 1:  # the simple method's score stays
             chosen = torch.tensor([pair])

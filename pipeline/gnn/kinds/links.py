@@ -102,21 +102,10 @@ class LinkKind(Kind):
         return LinkModel(
             encoder,
             task.out_channels,
-            three_hops=self._reads_three_hops(cast(LinkTask, task)),
             num_layers=config.task.predictor_layers,
             kind=config.task.predictor,
             reads_index=config.task.common_neighbors,
             dropout=vars(config.model).get("dropout", 0.0),
-        )
-
-    def _reads_three_hops(self, task: LinkTask) -> bool:
-        """Tell whether the paths between the nodes of a pair are those of three links."""
-        asked, data = self.config.task, self.config.data
-        may_be_bipartite = data.links == "edges" and data.link_negatives != "all"
-        return (
-            asked.three_hops
-            and asked.hide_pairs
-            and (task.own is not None or (may_be_bipartite and task.is_bipartite))
         )
 
     def encoder(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
-from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.networks.link_predictor import LinkModel
-from parallel_epochs.pipeline.data.links import find_sides, link_relation_of
+from parallel_epochs.pipeline.data.links import link_relation_of
 from parallel_epochs.pipeline.gnn.predict.ranking import BlockScorer, Links, score_split
 from parallel_epochs.pipeline.graph.edges import sort_edges
 from parallel_epochs.pipeline.metrics import (
@@ -125,7 +124,7 @@ class LinkTask:
         """
         h = model(batch.x, batch.edge_index, batch.edge_attr)
         decoder = cast(LinkModel, model)
-        paths = decoder.find_paths(self.links_of(batch, decoder), batch.num_nodes)
+        paths = decoder.find_paths(batch.edge_index, batch.num_nodes)
         positive, negative = (
             decoder.decode(h, pairs, paths).float() for pairs in (batch.pairs, batch.negatives)
         )
@@ -222,14 +221,6 @@ class LinkTask:
             "curve": count_by_score(truth, torch.cat([positive, negative])),
         }
 
-    @property
-    def is_bipartite(self) -> bool:
-        """Tell whether all pairs go from one side of the graph to another."""
-        return (
-            find_sides(torch.cat([self._data[f"{split}_pairs"] for split in SPLITS]), self.num_rows)
-            is not None
-        )
-
     def is_defined(self, split: str) -> bool:
         """Tell whether the metric of the validation or the test split is a number: it needs pairs, and negatives unless
         all candidates are ranked.
@@ -319,14 +310,8 @@ class LinkTask:
         return (
             decoder,
             rows,
-            decoder.find_paths(self.links_of(data, decoder).to(device), data.num_nodes),
+            decoder.find_paths(data.edge_index.to(device), data.num_nodes),
         )
-
-    def links_of(self, data: Data, decoder: LinkModel) -> Tensor:
-        """Return the edges of a graph that a decoder finds paths in: with three hops, those of the relation."""
-        if not decoder.three_hops or self.own is None:
-            return data.edge_index
-        return plain_edges(data.edge_index)[:, data.edge_attr[:, 0] == self.own.number].long()
 
     def _score(self, positive: Tensor, negative: Tensor, official: bool) -> float:
         if not len(positive) or not len(negative):

@@ -30,17 +30,18 @@ def test_they_are_those_of_sets(num_nodes, num_edges, num_pairs, is_sorted, numb
     ]
     edges = sort_edges(edge_index, num_nodes)[0] if is_sorted else edge_index
     with mock.patch.object(common_neighbors, "NUMBERS", numbers):
-        found = Neighborhoods.of(edges, num_nodes).common(pairs)
-    expected = [sorted(neighbors[u] & neighbors[v]) for u, v in pairs.tolist()]
-    assert [part.tolist() for part in found.node.split(found.ptr.diff().tolist())] == expected
+        found = Neighborhoods.of(edges, num_nodes).allocate_to_pairs(pairs)
     targets = [
         {v for u, v in edge_index.t().tolist() if u == node != v} for node in range(num_nodes)
     ]
-    assert found.degree.tolist() == [len(targets[node]) for nodes in expected for node in nodes]
-    assert bool(found.allocate_resources().isfinite().all())
+    expected = [
+        sum(1 / len(targets[node]) for node in neighbors[u] & neighbors[v])
+        for u, v in pairs.tolist()
+    ]
+    assert found.tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loop", [[], [[0, 0], [1, 1]]])
 def test_a_loop_does_not_tell_of_the_pairs_own_edge(loop):
     edges = torch.tensor([[0, 1], [1, 0], *loop]).t()
-    assert not Neighborhoods.of(edges, 2).common(torch.tensor([[0, 1]])).node.numel()
+    assert Neighborhoods.of(edges, 2).allocate_to_pairs(torch.tensor([[0, 1]])).tolist() == [0]

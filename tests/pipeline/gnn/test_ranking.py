@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from parallel_epochs.models.networks import three_hops
 from parallel_epochs.models.networks.common_neighbors import Neighborhoods
 from parallel_epochs.models.networks.link_predictor import PREDICTORS, LinkModel
 from parallel_epochs.pipeline.data.graph import Graph
@@ -276,47 +275,19 @@ def test_each_method_is_scored_by_the_metric_and_left_out_where_it_takes_too_lon
     assert math.isnan(first.scores["train"])
 
 
-@pytest.mark.parametrize("numbers", [60, 1 << 24])
-def test_three_hops_are_those_of_the_simple_method(numbers, monkeypatch):
-    monkeypatch.setattr(three_hops, "NUMBERS", numbers)
-    links = Links(shop())
-    answers = links.answers("train")
-    found = three_hops.ThreeHops.of(
-        torch.cat([answers, answers[:3], torch.tensor([[4, 4]])]).t(), NODES
-    )
-    users, items = torch.arange(10, 30), torch.arange(10)
-    expected = walks.allocate_in_three_hops(walks.matrix_of(answers, NODES))(users, items)
-    assert expected.max() > 0
-    torch.testing.assert_close(found.allocate_to(users, items), expected)
-    pairs = torch.cartesian_prod(users, items)[
-        torch.randperm(200, generator=torch.Generator().manual_seed(0))
-    ]
-    torch.testing.assert_close(
-        found.allocate_to_pairs(pairs), expected[pairs[:, 0] - 10, pairs[:, 1]]
-    )
-
-
 @pytest.mark.parametrize("kind", PREDICTORS)
-@pytest.mark.parametrize("paths", ["none", "common neighbours", "three hops"])
+@pytest.mark.parametrize("paths", ["none", "common neighbours"])
 def test_all_pairs_have_the_logits_of_each_pair(kind, paths):
     torch.manual_seed(0)
     graph = random_graph(NODES, 90, 1)
     model = LinkModel(
         torch.nn.Linear(4, 8),
         8,
-        three_hops=paths == "three hops",
         kind=kind,
         reads_index=paths != "none",
     ).eval()
     h, found = torch.randn(NODES, 8), model.find_paths(graph.edge_index, NODES)
-    assert isinstance(
-        found,
-        {
-            "none": type(None),
-            "common neighbours": Neighborhoods,
-            "three hops": three_hops.ThreeHops,
-        }[paths],
-    )
+    assert isinstance(found, Neighborhoods) == (paths != "none")
     sources, targets = torch.tensor([4, 1, 9]), torch.arange(NODES)
     every = model.decode_all(h, sources, targets, found)
     each = model.decode(h, torch.cartesian_prod(sources, targets), found).view(3, NODES)
