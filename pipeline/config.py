@@ -374,9 +374,6 @@ class ExplainConfig(AskConfig):
     node: str | None = key(
         None, "Id of the node, edge or graph whose prediction is explained.", is_text=True
     )
-    pair: str | None = key(
-        None, "Ids of the two nodes of a link, as A,B (task=link).", is_text=True
-    )
     label: str | None = key(
         None, "Class or task whose score is explained. Default: the likeliest.", is_text=True
     )
@@ -392,50 +389,14 @@ class ExplainConfig(AskConfig):
         ".tsv or .tsv.gz. Default: they are printed.",
         is_path=True,
     )
-    examples: int | None = key(
-        None,
-        "Explain so many right and so many wrong predictions of the test, and write them "
-        "into the run directory (why.json), where the report shows them.",
-        minimum=1,
-        below=101,
-    )
 
     def ours(self, name: str) -> Callable[[outputs.Header], bool]:
         return lambda header: header.names[:2] == ("of", "part")
 
-    def check_question(self, path: str, *, takes_pairs: bool) -> None:
-        """Refuse a question that does not fit a run, before any long work.
-
-        Args:
-            path: of the run.
-            takes_pairs: whether it predicts links.
-
-        Raises:
-            ValueError: names the key.
-        """
-        wanted, other = ("pair", "node") if takes_pairs else ("node", "pair")
-        if getattr(self, other) is not None:
-            raise ValueError(
-                f"{other}={getattr(self, other)}: {path} predicts {'links' if takes_pairs else 'no links'}"
-                f". Give {wanted}={'A,B' if takes_pairs else 'ID'}"
-            )
-        of_test = self.examples is not None
-        if of_test and (takes_pairs or self.node is not None or self.output is not None):
-            raise ValueError(
-                f"examples={self.examples} takes rows of the test, of a run that predicts labels: leave out "
-                "node, pair and output"
-            )
-        if not of_test and getattr(self, wanted) is None:
-            raise ValueError(
-                "One argument is missing: "
-                + ("pair=A,B" if takes_pairs else "node=ID, or examples=3")
-            )
-        if self.pair is not None and (
-            len(self.pair.split(",")) != 2 or not all(self.pair.split(","))
-        ):
-            raise ValueError(
-                f"pair={self.pair} does not name two nodes. Give their ids as pair=A,B"
-            )
+    def check_question(self) -> None:
+        """Refuse a question that names nothing, before any long work."""
+        if self.node is None:
+            raise ValueError("One argument is missing: node=ID")
         if self.output is not None:
             from parallel_epochs.pipeline.run import tables  # imports pandas
 

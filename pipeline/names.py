@@ -64,8 +64,6 @@ ANSWER_COLUMNS = ("line", "head", "relation", "tail", "asked", "place", "score")
 SCORE_KINDS = ("probability", "value", "score")
 # The file of a run directory with the scores of each class or task at the best epoch. Of more of them it has none.
 SCORES, MAX_LABELS = "scores.json", 200
-# The file of a run with explanations of some predictions, which the report shows.
-WHY = "why.json"
 
 
 def check_device(name: str) -> None:

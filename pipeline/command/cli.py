@@ -419,9 +419,8 @@ def open_run(cfg: DictConfig, command: str) -> tuple["SavedRun", Any]:
     config, content = load_run(path, trusts=cfg.trust)
     options = schema.to_options(cfg, config, command)
     if isinstance(options, ExplainConfig):
-        if config.explains:
-            options.check_question(options.run, takes_pairs=config.predicts_links)
         refuse_explanation(path, config, content)
+        options.check_question()
     run = saved_run(options, config, content)
     _check_files(options, config, predicts=command == "predict")
     return run, options
@@ -431,13 +430,11 @@ def refuse_explanation(path: Path, config: RunConfig, content: "Content | None")
     """Refuse to explain what a run does not predict, or cannot without its data.
 
     Raises:
-        ValueError: it learned vectors, or is a file without data.
+        ValueError: it learned vectors, predicts links, or is a file without data.
     """
-    if not config.explains:
-        raise ValueError(
-            f"{path} has trainer={config.trainer.name}, which learns vectors, and only predictions of "
-            "trainer=gnn are explained"
-        )
+    if not config.explains or config.predicts_links:
+        has = "task=link" if config.predicts_links else f"trainer={config.trainer.name}"
+        raise ValueError(f"{path} has {has}, and only predictions of labels are explained")
     if content is not None:
         raise ValueError(
             f"{path} is a model without data. Name the directory of its run, where the neighbours are"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from parallel_epochs.pipeline import config as shared, keys
 from parallel_epochs.pipeline.command import schema, trust
 from parallel_epochs.pipeline.config import RunConfig
-from parallel_epochs.pipeline.names import SCORES, WHY
+from parallel_epochs.pipeline.names import SCORES
 from parallel_epochs.pipeline.run import files, outputs
 from parallel_epochs.pipeline.run.errors import DamagedFile, FileError, one_line
 
@@ -32,7 +32,6 @@ RUN_FILES = (
     "base.pt",
     "trials.json",
     SCORES,
-    WHY,
 )
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import jinja2
 from plotly.offline import get_plotlyjs
 
-from parallel_epochs.pipeline.gnn.explain.molecule import picture
-from parallel_epochs.pipeline.names import SCORES, WHY
+from parallel_epochs.pipeline.names import SCORES
 from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.outputs import Header
 from parallel_epochs.pipeline.run.words import command_of
@@ -32,7 +31,6 @@ SINGLE = {
     "labels": ("Labels", SCORES),
     "thresholds": ("ROC and precision-recall", SCORES),
     "confusion": ("Confusion matrix", SCORES),
-    "why": ("Why", WHY),
     "types": ("Types and relations", SCORES),
     "time": ("Time of each phase", "metrics.jsonl"),
     **GRAPH,
@@ -76,9 +74,7 @@ def _template() -> jinja2.Template:
         "judge": labels,
         "read_json": lambda path: files.read_json(path) if files.is_there(path) else None,
         "meanings": words.meanings,
-        "WHY": WHY,
         "resume": command_of("train"),
-        "picture": lambda *args: jinja2.utils.markupsafe.Markup(picture(*args)),
         "SPLITS": {"train": "Training", "valid": "Validation", "test": "Test"},
     }
     return environment.get_template("template.html")

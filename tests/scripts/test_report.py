@@ -255,7 +255,6 @@ def test_a_run_says_how_it_stands(epochs, log, takes_lock, finished, expected, t
         ("components.json", '{"num_components": 3}', "components.json is damaged"),
         ("scores.json", '{"kind": "classes"}', "scores.json is damaged"),
         ("scores.json", "\0", "it is not JSON"),
-        ("why.json", '{"right": 3, "wrong": []}', "why.json is damaged"),
         ("layout.npz", "PK", "is damaged or not a layout"),
     ],
 )

@@ -18,14 +18,14 @@ SHOWN = 10
 class Explanation:
     """The columns, neighbours and edges that carry a prediction.
 
-    Shares are parts of the score, which is the log odds of a class, binary task or link, or a value in its own unit. A
+    Shares are parts of the score, which is the log odds of a class or binary task, or a value in its own unit. A
     `share` is one of integrated gradients (https://arxiv.org/abs/1703.01365): all of them add up to the difference
     between the score and that of a baseline, where every column has its mean. A `drop` is what the score loses when a
     neighbour or an edge is taken out of the graph and the rest is predicted again.
 
     Attributes:
-        id: of what is predicted; of a link both ids.
-        label: the class or task whose score is explained; none of links and single values.
+        id: of what is predicted.
+        label: the class or task whose score is explained; none of single values.
         unit: of the score.
         prediction: the probability, or the value.
         score, baseline: of the prediction, and with every column at its mean.
@@ -37,7 +37,6 @@ class Explanation:
         totals: the sums of the shares of all columns of the node, of all neighbours and of the method.
         without: the prediction without all of the edges that are named; none without edges.
         notes: what the reader has to know.
-        atoms: the share of each atom, where the id is a molecule's SMILES.
     """
 
     id: str
@@ -53,7 +52,6 @@ class Explanation:
     totals: dict[str, float]
     without: float | None
     notes: list[str] = field(default_factory=list)
-    atoms: list[float] = field(default_factory=list)
 
     @property
     def gap(self) -> float:

@@ -37,14 +37,11 @@ class Explainer:
         self.is_graphs = "ptr" in self.data
         self.are_values = setup.task.kind == "real values"
 
-    def explain(
-        self, number: int | Sequence[int], title: str, *, top: int, label: str | None = None
-    ) -> Explanation:
+    def explain(self, number: int, *, top: int, label: str | None = None) -> Explanation:
         """Explain a prediction.
 
         Args:
-            number: of a node or a graph, or those of the two nodes of a pair.
-            title: names it for people.
+            number: of a node or a graph.
             top: rows of each table, at most.
             label: the class or task. None: the likeliest.
 
@@ -57,9 +54,8 @@ class Explainer:
         tried = self.try_links(score, share_of, top)
         links = [one.what for one in tried]
         near = self._try_neighbours(score, links[: 2 * top], share_of, top)[:top]
-        columns = self._columns_of_simple(score)
-        if run.part < 1:
-            columns = self._columns(score, shares.nodes)
+        simple = run.part == 1
+        columns = self._columns_of_simple(score) if simple else self._columns(score, shares.nodes)
         own = torch.isin(torch.arange(len(share_of), device=share_of.device), view.targets)
         totals = {
             "columns": float(share_of[own].sum()),
@@ -69,9 +65,8 @@ class Explainer:
         if run.kept is not None and run.part:
             method = {"method": run.kept.title, "part": run.part, "share": shares.base}
             totals["simple method"] = shares.base
-        has_smiles = self.is_graphs and self.ids.dtype == object
         return Explanation(
-            title,
+            str(self.ids[number]),
             score.label,
             "value" if self.are_values else "log odds",
             score.prediction,
@@ -84,7 +79,6 @@ class Explainer:
             totals,
             score.without(links=links[:top]).lowered if links else None,
             self._notes(score, len(links)),
-            share_of.tolist() if has_smiles else [],
         )
 
     def try_links(self, score: Score, share: Tensor, top: int) -> list[Tried]:
@@ -130,11 +124,9 @@ class Explainer:
 
     def _columns(self, score: Score, shares: Tensor) -> pd.DataFrame:
         """Sum the shares of the columns of the targets."""
-        rows, view = [], score.view
-        for place, target in enumerate(view.targets.tolist()):
-            of = ("source: ", "target: ")[place] if score.is_pair else ""
-            named = self._named(score, target, shares[target])
-            rows += [(of + column, value, share) for column, value, share in named]
+        rows = list[tuple[str, str, float]]()
+        for target in score.view.targets.tolist():
+            rows += self._named(score, target, shares[target])
         found = pd.DataFrame(rows, columns=["column", "value", "share"])
         by = ["column"] if self.is_graphs else ["column", "value"]
         return _largest_first(found.groupby(by, as_index=False, sort=False)["share"].sum(), "share")
@@ -142,8 +134,8 @@ class Explainer:
     def _columns_of_simple(self, score: Score) -> pd.DataFrame:
         """Say what the score of the simple method loses if a column of the node has its mean."""
         rows = list[tuple[str, str, float]]()
-        if self.run.num_copies and not score.is_pair:
-            data, number = self.run.bare, cast(int, score.number)
+        if self.run.num_copies:
+            data, number = self.run.bare, score.number
             kind = int(self.run.type_of(torch.tensor([number])))
             channels = name_nodes(self.setup.config.data, data)[kind]
             nodes = data.types.nodes_of(data.types.names[kind])
@@ -243,13 +235,6 @@ class Explainer:
         if reads_simple and not run.num_copies:
             found.append(
                 "the scores of the simple method stay as they are when an edge is taken out"
-            )
-        if score.is_pair and run.kept is not None and run.kept.share:
-            found.append(
-                f"this explains the network alone, and the run answers with the simple method: {run.kept.title}"
-                if run.kept.share == 1
-                else f"{run.kept.share:.0%} of the answer is a simple method, whose score stays as it is: "
-                f"{run.kept.title}"
             )
         return found
 

@@ -121,37 +121,35 @@ class Explained:
 
 
 class Score:
-    """The number that is explained: the log odds of a class, the logit of a task or link, or a value.
+    """The number that is explained: the log odds of a class, the logit of a task, or a value.
 
     Args:
         run: what explanations of the run have in common.
-        number: of a node or a graph, or those of the two nodes of a pair.
+        number: of a node or a graph.
         label: the class or task. None: the likeliest.
 
     Attributes:
         view: what the prediction reads.
         label: its name; none where there is one number.
-        base: scores of the simple method, as it learned them; none without one, and for pairs.
+        base: scores of the simple method, as it learned them; none without one.
         prediction: the probability, or the value.
 
     Raises:
         ValueError: there is no such class or task.
     """
 
-    def __init__(self, run: Explained, number: int | Sequence[int], label: str | None = None):
+    def __init__(self, run: Explained, number: int, label: str | None = None):
         self.run, self.number = run, number
         self.view = view_of(run.setup, run.x, number)
-        self.is_pair = isinstance(number, Sequence)
         self.base = None
-        if run.rows is not None and not self.is_pair:
-            self.base = run.rows[cast(int, number)].to(run.setup.device)
+        if run.rows is not None:
+            self.base = run.rows[number].to(run.setup.device)
         self._kind, self._column = run.setup.task.kind, 0
         self.is_value = self._kind == "real values"
         with torch.no_grad():
             rows = self._answer(self.view.data, self.base)
         num = rows.size(1)
-        names = None if self.is_pair else labels_of(run.setup.data, num)
-        names = names or list(map(str, range(num)))
+        names = labels_of(run.setup.data, num) or list(map(str, range(num)))
         if label is not None:
             if label not in names or num == 1:
                 raise ValueError(
@@ -193,7 +191,7 @@ class Score:
         """Give channels of the node their mean, where the simple method alone answers."""
         data = copy.copy(self.run.bare)
         data.x = data.x.clone()
-        data.x[cast(int, self.number), channels] = mean[channels].to(data.x)
+        data.x[self.number, channels] = mean[channels].to(data.x)
         return self._tried(name, self._answer(self.view.data, self._scored(data)[0]))
 
     def best(self, tried: Sequence[Tried]) -> list[Tried]:
@@ -262,11 +260,14 @@ class Score:
     def _answer(self, batch: Data, base: Tensor | None) -> Float[Tensor, "1 columns"]:
         """Answer as the run does; the network is not computed where it has no part in the answer."""
         if base is None or not self.run.part:
-            return self.view.network(batch)
+            return self._network(batch)
         own = base.unsqueeze(0)
         if not self._reads_network:
             return own
-        return fusion.mix(self.view.network(batch), own, self.run.part)
+        return fusion.mix(self._network(batch), own, self.run.part)
+
+    def _network(self, batch: Data) -> Tensor:
+        return self.run.task.alone().predict(self.run.setup.model, batch)[1]
 
     def _of(self, rows: Float[Tensor, "1 columns"]) -> Tensor:
         own = rows[0, self._column]
@@ -290,7 +291,7 @@ class Score:
         if run.reads_base:
             own, x = change[self.view.data.n_id.cpu()], x.clone()
             x[:, run.columns_of_base] += (own / cast(fusion.Kept, run.kept).moments[0]).to(x)
-        return base + change[cast(int, self.number)].to(base), x
+        return base + change[self.number].to(base), x
 
     @cached_property
     def _known(self) -> Tensor:
@@ -298,7 +299,7 @@ class Score:
 
     def _applied(self, data: Data) -> Tensor:
         asked = torch.zeros(len(data.y), dtype=torch.bool)
-        asked[cast(int, self.number)] = True
+        asked[self.number] = True
         if self.run.reads_base:
             asked[self.view.data.n_id.cpu()] = True
         found = apply(cast(fusion.Kept, self.run.kept).fitted, data, self.run.task, asked)

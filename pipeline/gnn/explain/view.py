@@ -1,9 +1,9 @@
 """The part of a graph that one prediction reads, which is predicted again with other features or without edges."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,14 +14,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import plain_edges
-from parallel_epochs.models.networks.link_predictor import LinkModel
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.relation import reverses_of
 from parallel_epochs.pipeline.gnn.loaders.snapshots import take_snapshot
 from parallel_epochs.pipeline.gnn.predict import neighborhood
 from parallel_epochs.pipeline.gnn.setup import Setup
-from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.pairs import keep_edges
 from parallel_epochs.pipeline.graph.union import select_graphs
@@ -36,9 +34,8 @@ class View:
         data: a batch of them; ``x`` is what the model reads.
         edges: sources and destinations.
         link: number of the link that each edge belongs to: both directions of an undirected edge are one link.
-        targets: the nodes that are predicted, or that are the ends of the pair; all nodes of a graph.
+        targets: the node that is predicted; all nodes of a graph.
         hop: steps from a target to each node, against the edges.
-        network: computes the network's answer, [1, columns].
     """
 
     data: Data
@@ -46,7 +43,6 @@ class View:
     link: Int[Tensor, " num_edges"]
     targets: Int[Tensor, " num_targets"]
     hop: Int[Tensor, " num_nodes"]
-    network: Callable[[Data], Tensor]
 
     @property
     def hop_of_links(self) -> Int[Tensor, " num_links"]:
@@ -78,78 +74,37 @@ def link_keys(
     return (key * data.num_nodes + edges.amin(0)) * data.num_nodes + edges.amax(0)
 
 
-def view_of(setup: Setup, x: Tensor, number: int | Sequence[int]) -> View:
-    """Take what the prediction of a node, of a graph, or of a pair of nodes reads.
+def view_of(setup: Setup, x: Tensor, number: int) -> View:
+    """Take what the prediction of a node or of a graph reads.
 
     Args:
         x: what the network reads of each node.
     """
-    data, task, model = setup.data, setup.task, setup.model
-    if isinstance(number, Sequence):
-        whole = data if cast(LinkTask, task).test_data is None else cast(LinkTask, task).test_data
-        return _take(setup, x, cast(Data, whole), list(number), _of_pair(setup, number))
-    alone = cast(NodeTask, task).alone()
-
-    def network(batch: Data) -> Tensor:
-        return alone.predict(model, batch)[1]
-
+    data, node = setup.data, number
     if "ptr" in data:
         local = select_graphs(data, torch.tensor([number]))
         local.target = torch.ones(1, dtype=torch.bool)
-        return _build(setup, x, local, range(local.num_nodes), network)
+        return _build(setup, x, local, range(local.num_nodes))
     if SNAPSHOT in data:  # a row of a label table reads the graph of its time
         first = data.types.nodes_of(cast(str, data.types.labelled)).start
         data = take_snapshot(data, int(data[SNAPSHOT][number - first]))
-        number = int((data.n_id == number).nonzero())
-    return _take(setup, x, data, [number], network)
-
-
-def _of_pair(setup: Setup, pair: Sequence[int]) -> Callable[[Data], Tensor]:
-    task, model = cast(LinkTask, setup.task), cast(LinkModel, setup.model)
-    mixture = cast(Any, task.mixture)
-
-    def network(batch: Data) -> Tensor:
-        h = model(batch.x, batch.edge_index, batch.edge_attr)
-        paths = model.find_paths(batch.edge_index, batch.num_nodes)
-        logits = model.decode(h, batch.places, paths)
-        if mixture is not None and 0 < mixture.share < 1:  # the simple method's score stays
-            chosen = torch.tensor([pair])
-            logits = mixture.answer(
-                lambda: logits, lambda scorer: scorer.of_pairs(chosen).to(logits), of_test=True
-            )
-        return logits.unsqueeze(1)
-
-    return network
-
-
-def _take(
-    setup: Setup, x: Tensor, data: Data, nodes: Sequence[int], network: Callable[[Data], Tensor]
-) -> View:
-    """Take the neighbourhood of some nodes, or the whole graph where it has no bound."""
-    num_hops, reason = count_hops(setup.kind.encoder(setup.model))
-    if reason or setup.kind.takes_pairs and cast(LinkModel, setup.model).predictor.reads_index:
+        node = int((data.n_id == number).nonzero())
+    num_hops, reason = count_hops(setup.model)
+    if reason:  # it has no bound
         local = copy.copy(data)
         local.n_id = torch.arange(data.num_nodes)
-        local.target = torch.isin(local.n_id, torch.tensor(nodes))
+        local.target = local.n_id == node
     else:
-        local = neighborhood.take(data, torch.tensor(nodes), num_hops)
-        nodes = range(len(nodes))
+        local, node = neighborhood.take(data, torch.tensor([node]), num_hops), 0
     if data is not setup.data:
         local.n_id = data.n_id[local.n_id]
-    return _build(setup, x, local, nodes, network)
+    return _build(setup, x, local, [node])
 
 
-def _build(
-    setup: Setup,
-    x: Tensor,
-    local: Data,
-    nodes: Sequence[int],
-    network: Callable[[Data], Tensor],
-) -> View:
+def _build(setup: Setup, x: Tensor, local: Data, nodes: Sequence[int]) -> View:
     setup.model.eval()
     edges = plain_edges(local.edge_index).long()
     keys = link_keys(setup.data, local.n_id[edges], local.edge_attr)
-    local.places = torch.tensor(nodes).unsqueeze(0)
     if SNAPSHOT in setup.data:
         local.x = cast(NodeTask, setup.task).inputs(local, local.train_mask)
     else:
@@ -164,5 +119,4 @@ def _build(
         keys.unique(return_inverse=True)[1].to(device),
         torch.tensor(nodes).to(device),
         torch.from_numpy(hop).clamp(max=local.num_nodes).long().to(device),
-        network,
     )

@@ -307,14 +307,9 @@ def _refuse_loops(table: pd.DataFrame, same: np.ndarray, key: str) -> None:
     if same.any():
         row = int(np.argmax(same))
         raise ValueError(
-            f"{key}: {_place(key, row)} pairs {table.iloc[row, 0]!r} with itself; a link is between two "
+            f"{key}: row {row + 1} below the header pairs {table.iloc[row, 0]!r} with itself; a link is between two "
             "different nodes"
         )
-
-
-def _place(key: str, row: int) -> str:
-    """Name a row of the pairs of a key, of which `pair` has one alone."""
-    return f"row {row + 1} below the header" if key.startswith("pairs") else "it"
 
 
 def ids_of(data: Data) -> np.ndarray:
@@ -392,14 +387,6 @@ def number_pairs(
     return numbers[~unknown]
 
 
-def find_pair(ids: list[str], key: str, predicted: Predicted) -> Int[Tensor, " 2"]:
-    """Find the two nodes that a key names. Raises ValueError as :func:`number_pairs` does."""
-    table = pd.DataFrame([ids], columns=list(PAIR_COLUMNS))
-    return number_pairs(
-        table, ids_of(predicted.whole), f"{key}={','.join(ids)}", link_relation_of(predicted.graph)
-    )[0]
-
-
 def _look_up(
     table: pd.DataFrame, ids: np.ndarray, whose: str, key: str, *, skips: bool
 ) -> Int[Tensor, "num_pairs num_columns"]:
@@ -419,7 +406,7 @@ def _look_up(
             "; skip_unknown=true leaves such rows out" if key.startswith("pairs=") else ""
         )
         raise ValueError(
-            f"{key}: {_place(key, row)} names {name!r}, which is not one of the "
+            f"{key}: row {row + 1} below the header names {name!r}, which is not one of the "
             f"{len(ids):,} nodes of {whose}{suggest_name(name, list(map(str, ids)))}{more}"
         )
     return torch.from_numpy(numbers)

@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.gnn.explain.answer import Explanation
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
-from parallel_epochs.pipeline.gnn.kinds.links import find_pair, ids_of
+from parallel_epochs.pipeline.gnn.kinds.links import ids_of
 from parallel_epochs.pipeline.gnn.network import Network
 from parallel_epochs.pipeline.gnn.predict import top
 from parallel_epochs.pipeline.gnn.predict.command import main_of, predict_rows
@@ -207,52 +207,12 @@ class Warm:
         return predicted.embeddings[self._own]
 
     def explain(self, asked: object, top: int, label: str | None, key: str = "id") -> Explanation:
-        """Explain the prediction of an id, or of a pair of ids, by a key; see :meth:`pipeline.model.Model.explain`.
+        """Explain the prediction of an id, by a key; see :meth:`pipeline.model.Model.explain`.
 
         Raises:
-            ValueError: an id names no node, or there is no such class.
+            ValueError: the id names nothing, or there is no such class.
         """
-        is_pair = self._kind.takes_pairs
-        if (
-            isinstance(asked, (list, tuple)) != is_pair
-            or isinstance(asked, (list, tuple))
-            and len(asked) != 2
-        ):
-            raise ValueError(
-                f"{self._run.folder} predicts {self._kind.unit}: name "
-                + ("the two ids of a pair, as pair=A,B" if is_pair else "one id, as node=ID")
-            )
-        if not isinstance(asked, (list, tuple)):
-            return self.explainer.explain(
-                int(self._find([asked], key)), str(asked), top=top, label=label
-            )
-        pair = find_pair(list(map(str, asked)), key, self._predicted)
-        return self.explainer.explain(
-            pair.tolist(), ", ".join(map(str, asked)), top=top, label=label
-        )
-
-    def errors(self, rows: Tensor) -> np.ndarray:
-        """Return how wrong predictions of rows are: 0 or 1, the distance of a value, and NaN without a label."""
-        predicted = self._predicted
-        own, y, form = (
-            predicted.rows[rows],
-            cast(Data, predicted.graph).y[rows].double(),
-            predicted.task.kind,
-        )
-        place = (
-            own.argmax(1) if form == "binary tasks" else torch.zeros(len(rows), dtype=torch.int64)
-        ).unsqueeze(1)
-        truth, shown = y.gather(1, place).squeeze(1), own.gather(1, place).squeeze(1).double()
-        truth[(truth < 0) & (form != "real values")] = torch.nan
-        if form == "real values":
-            return (shown - truth).abs().numpy()
-        found = (own.argmax(1) if form == "classes" else shown > 0) != truth
-        return found.double().where(~truth.isnan(), torch.nan).numpy()
-
-    @property
-    def test_rows(self) -> np.ndarray:
-        """The numbers of the rows of the test."""
-        return cast(Data, self._predicted.graph).test_mask.nonzero().squeeze(1).numpy()
+        return self.explainer.explain(int(self._find([asked], key)), top=top, label=label)
 
     @cached_property
     def explainer(self) -> Explainer:

@@ -1,9 +1,6 @@
 """Explanations against exact references: closed forms of linear models, and graphs that are rebuilt without an edge."""
 
-import base64
 import json
-import re
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +12,10 @@ import parallel_epochs as pe
 from parallel_epochs.pipeline.command import arguments, cli
 from parallel_epochs.pipeline.config import ExplainConfig
 from parallel_epochs.pipeline.data.column_names import ATOMS
-from parallel_epochs.pipeline.gnn.base import bases, fusion, link_fusion
-from parallel_epochs.pipeline.gnn.explain import command
+from parallel_epochs.pipeline.gnn.base import bases, fusion
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
-from parallel_epochs.pipeline.gnn.explain.molecule import picture
 from parallel_epochs.pipeline.gnn.explain.score import Score
 from parallel_epochs.pipeline.gnn.explain.view import without
-from parallel_epochs.scripts.report.document import page
-from parallel_epochs.scripts.report.runs import read_run
 from tests.helpers.purchases import write_purchases
 from tests.helpers.running import train as train_run
 from tests.helpers.typed_tables import SCHEMA as TYPED, write_tables
@@ -67,14 +60,15 @@ def train(tmp_path_factory):
 def test_a_view_without_an_edge_is_the_graph_rebuilt_without_it(train):
     opened = train(model="deepergcn")
     explainer, inputs, network = opened._open().explainer, opened.prepare(), opened.module()
-    view = Score(explainer.run, 7).view
+    score = Score(explainer.run, 7)
+    view = score.view
     names = view.data.n_id[view.edges]
     for link in [-1, *range(int(view.link.max()) + 1)]:
         own = names[:, view.link == link]
         pairs = {tuple(pair) for pair in [*own.t().tolist(), *own.flip(0).t().tolist()]}
         kept = torch.tensor([tuple(pair) not in pairs for pair in inputs.edge_index.t().tolist()])
         rebuilt = network(inputs.x, inputs.edge_index[:, kept], inputs.edge_attr[kept])
-        (row,) = view.network(without(view.data, view.link == link))
+        (row,) = score._network(without(view.data, view.link == link))
         torch.testing.assert_close(row, rebuilt[7], rtol=1e-5, atol=1e-6)
 
 
@@ -140,7 +134,6 @@ def test_an_explanation_names_the_columns_and_ids_of_the_user(train, tmp_path):
     [
         ({"id": "nobody"}, "id: none of the 60 nodes has the id 'nobody'"),
         ({"id": "nobody", "key": "node"}, "^node: none of the 60 nodes has the id 'nobody'"),
-        ({"id": ("p1", "p2")}, "predicts nodes: name one id, as node=ID"),
         ({"id": "p1", "top": 0}, "top must be a whole number, 1 or more, not 0"),
         (
             {"id": "p1", "label": "Rome"},
@@ -188,7 +181,7 @@ def test_a_drop_is_that_of_the_whole_answer_without_the_edge(train, base, candid
     setup, kept = warm._setup, replace(fusion.read_kept(opened.run), share=share)
     explainer, ids = Explainer(setup, kept, warm._predicted.ids), list(warm._predicted.ids)
     row = int(setup.data.test_mask.nonzero()[0, 0])
-    found = explainer.explain(row, "it", top=60)
+    found = explainer.explain(row, top=60)
     assert found.is_complete and not any("stay as they are" in note for note in found.notes)
     assert ("the simple method alone answers" in str(found)) == (share == 1)
 
@@ -218,34 +211,19 @@ def test_a_drop_is_that_of_the_whole_answer_without_the_edge(train, base, candid
 def test_what_has_no_explanation_says_so(train, tmp_path):
     opened = train(model="deepergcn")
     opened.export(tmp_path / "model.pe")
+    links = pe.train(
+        (None, tables()[1]),
+        "task=link",
+        folder=tmp_path / "links",
+        cache_dir=tmp_path / "cache",
+        **SMALL | {"epochs": 1, "base": "none"},
+    ).model
     for model, message in (
         (pe.load(tmp_path / "model.pe"), "is a model without data. Name the directory of its run"),
+        (links, "has task=link, and only predictions of labels are explained"),
     ):
         with pytest.raises(ValueError, match=message):
             model.explain("p1")
-
-
-@pytest.mark.slow
-def test_examples_are_explained_for_the_report(train):
-    model = train(model="deepergcn")
-    command.explain(model.run, ExplainConfig(run=str(model.run.folder), examples=2, top=3))
-    record = json.loads((model.run.folder / "why.json").read_text())
-    rows = model.predict(table=True).set_index("id")
-    town = tables()[0].set_index("id")["town"]
-    for which, found in record.items():
-        assert len(found) == 2
-        for one in found:
-            assert (
-                rows["split"][one["id"]] == "test"
-                and one["truth"] == town[one["id"]]
-                and len(one["edges"]) == 3
-            )
-            assert one["label"] == rows["class"][one["id"]] and (one["label"] == one["truth"]) == (
-                which == "right"
-            )
-    shown = page([read_run(model.run.folder)])
-    assert shown.count("<details open>") == 2
-    assert f"{record['wrong'][0]['id']}: predicted" in shown
 
 
 @pytest.mark.slow
@@ -293,76 +271,26 @@ def explained_with_share(model, share: float):
     warm = model._open()
     kept = replace(fusion.read_kept(model.run), share=share)
     explainer = Explainer(warm._setup, kept, warm._predicted.ids)
-    found = explainer.explain(int(warm.test_rows[0]), "it", top=5)
+    found = explainer.explain(int(warm._setup.data.test_mask.nonzero()[0]), top=5)
     assert found.base["part"] == share and found.is_complete and len(found.edges)
     return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_links_say_what_a_simple_method_has_of_the_answer(share, tmp_path):
-    _, edges = people()
-    model = pe.train(
-        (None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL
-    ).model
-    warm = model._open()
-    explainer, task = warm.explainer, warm._setup.task
-    explainer.run.kept = kept = replace(explainer.run.kept, share=share)
-    link_fusion.answer_with(task, kept, warm._setup.data)
-    found, (score,) = (
-        model.explain(("p1", "p2")),
-        model.predict(pairs=[("p1", "p2")], table=True)["score"],
-    )
-    assert found.is_complete and (found.prediction == pytest.approx(score, abs=1e-5)) == (share < 1)
-    assert (
-        "50% of the answer is a simple method" if share < 1 else "this explains the network alone"
-    ) in str(found)
-
-
-@pytest.mark.slow
-def test_links_have_explanations(tmp_path):
-    _, edges = people()
-    model = pe.train(
-        (None, edges),
-        "task=link",
-        folder=tmp_path / "run",
-        cache_dir=tmp_path / "cache",
-        **SMALL,
-        base="none",
-        **{"data.edges.features": ["sum"]},
-    ).model
-    with pytest.raises(
-        ValueError, match="^id=p1,nobody: it names 'nobody', which is not one of the 60 nodes of"
-    ):
-        model.explain(("p1", "nobody"))
-    with pytest.raises(
-        ValueError, match="^pair=p1,p1: it pairs 'p1' with itself; a link is between two different"
-    ):
-        model._open().explain(["p1", "p1"], 3, None, "pair")
-    found = model.explain(("p1", "p2"), top=3)
-    (score,) = model.predict(pairs=[("p1", "p2")], table=True)["score"]
-    assert found.prediction == pytest.approx(score, abs=1e-5)
-    assert found.is_complete and len(found.edges) == 3 and found.label is None
-    with pytest.raises(ValueError, match="predicts pairs: name the two ids of a pair, as pair=A,B"):
-        model.explain("p1")
 
 
 @pytest.mark.parametrize(
     "given, argument",
     [
-        ("pair=A,B", 'pair="A,B"'),
+        ("node=A,B", 'node="A,B"'),
         ("node=null", "node=null"),
     ],
 )
 def test_ids_on_the_command_line_are_texts(given, argument):
     from parallel_epochs.pipeline import keys
-    from parallel_epochs.pipeline.config import ExplainConfig
 
     texts = [entry.name for entry in keys.entries(ExplainConfig("runs/a")) if entry.meaning.is_text]
     assert arguments.complete([given, "top=3"], [], texts) == [argument, "top=3"]
 
 
-def test_molecules_have_explanations_that_are_drawn(tmp_path, monkeypatch):
+def test_molecules_have_explanations(tmp_path):
     pytest.importorskip("rdkit")
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"smiles": rng.choice(["CCO", "CCN", "c1ccccc1O", "CC(=O)O", "CCCl"], 60)})
@@ -383,22 +311,7 @@ def test_molecules_have_explanations_that_are_drawn(tmp_path, monkeypatch):
         **{"data.path": str(tmp_path / "molecules.csv"), "data.label_columns": ["y"]},
     ).model
     warm = model._open()
-    found = warm.explainer.explain(2, str(model.ids[2]), top=5)
-    total = sum(found.totals[part] for part in ("columns", "neighbours"))
-    assert (
-        sum(found.atoms) == pytest.approx(total, abs=1e-5)
-        and len(found.atoms) == warm._setup.data.ptr.diff()[2]
-    )
-    drawn = base64.b64decode(
-        re.search('base64,([^"]+)"', picture(found.id, found.atoms)).group(1)
-    ).decode()
-    assert "<svg" in drawn and re.search(
-        "#007[12]B[12]" if max(found.atoms, key=abs) > 0 else "#D[45]5[DE]00", drawn
-    )
-    assert "RDKit reads another one in its SMILES" in picture("C", found.atoms)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "rdkit", None)
-        assert "The molecule is not drawn: RDKit is missing" in picture(found.id, found.atoms)
+    found = warm.explainer.explain(2, top=5)
     assert (
         found.is_complete
         and set(found.columns["column"]) < {*ATOMS, "place in the graph"}
