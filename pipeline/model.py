@@ -286,13 +286,13 @@ class Model:
         """Say which columns, neighbours and edges carry a prediction, as the command ``explain`` does.
 
         Args:
-            id: of a node, an edge or a graph; of a model of links the two ids of a pair.
+            id: of a node, an edge or a graph.
             top: rows of each table, at most.
             label: the class or task whose score is explained. None: the likeliest.
 
         Returns:
             An :class:`~pipeline.gnn.explain.answer.Explanation`: ``print`` shows it, ``columns``, ``neighbours`` and
-            ``edges`` are tables, ``to_dict`` gives what JSON can hold, ``to_html`` a page, and ``write`` a file.
+            ``edges`` are tables, ``to_dict`` gives what JSON can hold, and ``write`` a file.
 
         Raises:
             ValueError: the id names nothing, `top` is no whole number, or the run learned vectors.

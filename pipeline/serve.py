@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -35,12 +35,6 @@ DRAIN_SECONDS = 30
 # Open connections.
 MAX_CLIENTS = 1000
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-# Signals to reload that came before there was a service.
-_hangups: list[int] = []
-
-
-def _note_hangup(signum: int, frame: object) -> None:
-    _hangups.append(signum)
 
 
 def serve(cfg: DictConfig) -> None:
@@ -49,7 +43,7 @@ def serve(cfg: DictConfig) -> None:
     Raises:
         ValueError: the run, the address or the token cannot be used; or the packages of the extra are missing.
     """
-    signal.signal(signal.SIGHUP, _note_hangup)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     cli.named_run(cfg, "serve")
     asked = keys.expand_paths(cast(ServeConfig, OmegaConf.to_object(cfg)))
     check_options(asked)
@@ -60,7 +54,7 @@ def serve(cfg: DictConfig) -> None:
     except ImportError as error:
         raise ValueError(f"serve needs {error.name}: {install_command('serve')}") from None
     token = read_token(asked.token)
-    with bind(asked.host, asked.port, is_open=token is None and not asked.insecure) as listening:
+    with bind(asked.host, asked.port, is_open=token is None) as listening:
         log.info("opening %s, and predicting all of its rows", asked.run)
         app = build(asked, token, listening.getsockname()[0])
         log.info(
@@ -70,7 +64,7 @@ def serve(cfg: DictConfig) -> None:
             listening.getsockname()[1],
             "" if token is None else ", with a token",
         )
-        _run(app, listening, asked)
+        _run(app, listening)
     log.info("the service has ended")
 
 
@@ -111,8 +105,7 @@ def bind(host: str, port: int, *, is_open: bool) -> socket.socket:
         raise ValueError(f"host={host} is no address of this machine: {error}") from None
     if is_open and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise ValueError(
-            f"host={host} can be reached from other machines, and no token is asked for. Give token=FILE, "
-            "or insecure=true if everyone may ask"
+            f"host={host} can be reached from other machines, and no token is asked for. Give token=FILE"
         )
     # asyncio sends an answer's body at once (TCP_NODELAY) where the protocol is named; else it waits some 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -136,59 +129,41 @@ def build(asked: ServeConfig, token: str | None, address: str = "127.0.0.1") -> 
         address: on which the service listens.
     """
     from parallel_epochs.pipeline.model import load  # imports torch
-    from parallel_epochs.pipeline.serving.answers import Answers
     from parallel_epochs.pipeline.serving.app import App
     from parallel_epochs.pipeline.serving.limits import ServiceLimits
 
-    def reopen() -> Any:
-        return load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
-
-    class Service(App):
-        def serve(self, answers: Answers) -> None:
-            """Serve, and leave all that is open out of the passes of Python's garbage collector, which take .3 s."""
-            super().serve(answers)
-            gc.unfreeze()  # a model of before can go
-            gc.collect()
-            gc.freeze()
-
+    model = load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
     # A page of a browser on this machine must not reach an open service by another name.
-    names = LOOPBACK | {asked.host.lower(), address}
-    limits = ServiceLimits(
-        seconds=asked.seconds,
-        token=token,
-        hosts=names if token is None and not asked.insecure else None,
-        max_neighbors=asked.max_neighbors,
-    )
-    return Service(reopen(), limits, reopen)
+    names = None if token is not None else LOOPBACK | {asked.host.lower(), address}
+    app = App(model, ServiceLimits(token=token, hosts=names))
+    gc.collect()
+    gc.freeze()  # what is open stays out of later passes of the collector, which take .3 s
+    return app
 
 
-def _run(app: "App", listening: socket.socket, asked: ServeConfig) -> None:
+def _run(app: "App", listening: socket.socket) -> None:
     """Serve an application until a signal asks to end; then requests under way are answered first."""
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Ends with status 0 after a signal, and reloads the run on SIGHUP."""
+        """Ends with status 0 after a signal."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             for signum in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(signum, self.handle_exit)
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(_reload(app)))
-            if _hangups:
-                loop.create_task(_reload(app))  # noqa: RUF006 - the loop runs until the end
             yield
 
     config = uvicorn.Config(
         app,
-        http=_impatient(asked.seconds),
+        http=_impatient(app.limits.seconds),
         ws="none",
         lifespan="on",
         loop="asyncio",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=max(int(asked.seconds), 1),
+        timeout_keep_alive=int(app.limits.seconds),
         limit_concurrency=MAX_CLIENTS,
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
@@ -197,15 +172,6 @@ def _run(app: "App", listening: socket.socket, asked: ServeConfig) -> None:
         asyncio.run(Server(config).serve([listening]))
     finally:
         gc.unfreeze()  # else extension modules say on exit that their objects leak
-
-
-async def _reload(app: "App") -> None:
-    from fastapi import HTTPException
-
-    try:
-        log.info("serving %s", await app.reload())
-    except HTTPException as error:
-        log.error("error: %s", error.detail)
 
 
 def _impatient(seconds: float) -> type[asyncio.Protocol]:
@@ -229,5 +195,5 @@ def _impatient(seconds: float) -> type[asyncio.Protocol]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGHUP, _note_hangup)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     entry_points.call("serve", entry_points.Command(serve, "serve"))

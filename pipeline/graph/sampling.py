@@ -264,36 +264,28 @@ class GrowingSampler(NeighborSampler):
     def sample_around(
         self,
         seeds: Int[Tensor, " num_seeds"],
-        key: int,
-        num_neighbors: Sequence[int],
+        num_hops: int,
         new: Int[Tensor, "2 num_new_edges"] | None = None,
-    ) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"], bool]:
-        """Draw the neighbours of nodes, then of those that are new, and so on, see :meth:`sample`.
+    ) -> tuple[EdgeIndex, Int[Tensor, " num_nodes"], Int[Tensor, " num_edges"]]:
+        """Take all neighbours of nodes, then of those that are new, and so on, see :meth:`sample`.
 
         Args:
             seeds: distinct node numbers, int64; those of all new nodes are among them.
-            num_neighbors: most edges of the graph that are drawn for a node in each hop. New edges are all taken.
             new: ends of the new edges, sorted by destination, then source, int64. Their positions are behind those of
                 the graph. None: there are none.
-
-        Returns:
-            What :meth:`sample` returns, and whether an edge was left out.
         """
         with self._lock:
-            self._num_neighbors, self._is_bounded = tuple(num_neighbors), False
+            self._num_neighbors = (-1,) * num_hops
             self._new = seeds.new_empty(2, 0) if new is None else new
             if (
                 more := self._num_known + int((seeds >= self._num_known).sum()) - len(self._local)
             ) > 0:
                 self._local = torch.cat([self._local, self._local.new_full((more,), -1)])
-            return *self.sample(seeds, key), self._is_bounded
+            return self.sample(seeds, 0)
 
     def _enter(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
         is_own = nodes < self._num_known
-        own = nodes[is_own]
-        degree = (self._indptr[own + 1] - self._indptr[own]).long()
-        ptr, position = super()._enter(own, key, most)
-        self._is_bounded |= len(position) < int(degree.sum())
+        ptr, position = super()._enter(nodes[is_own], key, most)
         first = torch.searchsorted(self._new[1], nodes)
         more = torch.searchsorted(self._new[1], nodes, right=True) - first
         place, row = expand_ranges(first, more)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 from fastapi import HTTPException
@@ -46,7 +46,7 @@ class Answers:
 
     def __init__(self, model: Any, limits: ServiceLimits):
         self.model, self.folder, self.num_ids = model, str(model.run.folder), len(model.ids)
-        self._limits, self._narrow = limits, dict[str, Rows]()
+        self._limits = limits
         self.no_newcomers = "this run answers no new rows: only models of the labels of nodes do"
         config, most = model.run.config, limits.max_rows
         ids = _list(Id, most)
@@ -55,7 +55,6 @@ class Answers:
             "candidates": (_list(Id, max(self.num_ids, 1)) | None, None),
             "filtered": (bool, True),
         }
-        explained = {"top": (Annotated[int, Field(ge=1, le=1000)], 10)}
         known: dict[str, Any] = {"ids": (ids, ...)}
         if not config.explains:
             vectors = pd.DataFrame({"id": model.ids, "vector": list(model.vectors())})
@@ -65,7 +64,6 @@ class Answers:
                 question = '[head, relation, tail], with "?" for the head or the tail that is asked'
                 triples: Any = Annotated[_list(_list(Id, 3, 3), most), Field(description=question)]
                 top = {"ids": (ids | None, None), "triples": (triples | None, None)}
-                known = top | {name: ranked[name] for name in ("k", "filtered")}
             self.routes = {
                 "/predict": (_body("Known", **known), self._find, "Vectors of known rows"),
                 "/top": (_body("Top", **top, **ranked), self._top, "The nearest vectors"),
@@ -73,17 +71,13 @@ class Answers:
         elif config.predicts_links:
             pair = _list(Id, 2, 2)
             pairs = _body("Pairs", pairs=(_list(pair, most), ...))
-            pair_explained = _body("Explain", id=(pair, ...), **explained)
             self.routes = {
                 "/predict": (pairs, self._score, "Probabilities of links"),
                 "/top": (_body("Top", **known, **ranked), self._top, "The likeliest targets"),
-                "/explain": (pair_explained, self._explain, "What carries a prediction"),
             }
         else:
             table = model.predict(table=True)
             self._known = Rows(table, model.ids)
-            if "class" in table:
-                known["columns"] = Literal["all", "class", "top3"], "all"
             try:
                 self._newcomers = model.newcomers()
             except ValueError as error:
@@ -92,7 +86,7 @@ class Answers:
                 known["ids"] = ids | None, None
                 for name, columns in self._newcomers.columns.items():
                     known[name] = self._new(columns, 100 * most if name == "edges" else most), None
-            one = _body("Explain", id=(Id, ...), **explained)
+            one = _body("Explain", id=(Id, ...), top=(Annotated[int, Field(ge=1, le=1000)], 10))
             self.routes = {
                 "/predict": (_body("Known", **known), self._find, "Predictions of rows"),
                 "/explain": (one, self._explain, "What carries a prediction"),
@@ -110,52 +104,29 @@ class Answers:
         return _list(Annotated[Any, WithJsonSchema(described)], most, 0) | None
 
     def _find(self, asked: Any) -> Found:
-        """Answer what is known of ids; or new rows, or questions to a knowledge graph."""
-        if getattr(asked, "triples", None) is not None:
-            return self._answer(asked)
+        """Answer what is known of ids, or new rows."""
         if getattr(asked, "rows", None):
-            edges, most = getattr(asked, "edges", None) or [], self._limits.max_neighbors
-            predict = partial(self._newcomers.predict, asked.rows, edges, max_neighbors=most)
-            return lambda: Rows(predict()).all()
-        if asked.ids is None:
-            raise ValueError(f"the body has nothing to answer; it may have {_names(asked)}")
-        columns = getattr(asked, "columns", "all")
-        if columns == "all":
-            return self._known.find(asked.ids)
-        return partial(self._find_narrow, columns, asked.ids)
-
-    def _find_narrow(self, columns: str, ids: list[str]) -> list[bytes]:
-        """Answer with fewer columns, from a table that is made for the first such request."""
-        if columns not in self._narrow:
-            table = self.model.predict(table=True, columns=columns)
-            self._narrow[columns] = Rows(table, self.model.ids)
-        return self._narrow[columns].find(ids)
+            edges = getattr(asked, "edges", None) or []
+            return lambda: Rows(self._newcomers.predict(asked.rows, edges)).all()
+        return self._known.find(_ids_of(asked))
 
     def _score(self, asked: Any) -> Found:
         return lambda: Rows(self.model.predict(pairs=asked.pairs, table=True)).all()
 
     def _top(self, asked: Any) -> Found:
-        if getattr(asked, "triples", None) is not None:
-            return self._answer(asked)
-        if asked.ids is None:
-            raise ValueError(f"the body has nothing to answer; it may have {_names(asked)}")
-        self._check_size(asked.k, asked.ids)
-        more = {"candidates": asked.candidates, "filtered": asked.filtered}
-        return lambda: Rows(self.model.top(asked.k, sources=asked.ids, **more)).all()
-
-    def _answer(self, asked: Any) -> Found:
-        """Answer questions to a knowledge graph."""
-        self._check_size(asked.k, asked.triples)
-        more = {"top": asked.k, "filtered": asked.filtered}
-        return lambda: Rows(self.model.predict(triples=asked.triples, **more)).all()
-
-    def _check_size(self, k: int, asked: list) -> None:
-        most = self._limits.max_rows
-        if k * len(asked) > most:
-            message = (
-                f"k={k} for {len(asked):,} questions are more than the {most:,} rows of a request"
-            )
+        """Rank what is likeliest for some ids, or answer questions to a knowledge graph."""
+        triples = getattr(asked, "triples", None)
+        questions = _ids_of(asked) if triples is None else triples
+        most, more = self._limits.max_rows, {"filtered": asked.filtered}
+        if asked.k * len(questions) > most:
+            message = f"k={asked.k} for {len(questions):,} questions are more than the {most:,} rows of a request"
             raise HTTPException(413, message)
+        if triples is not None:
+            rank = partial(self.model.predict, triples=triples, top=asked.k, **more)
+        else:
+            more["candidates"] = asked.candidates
+            rank = partial(self.model.top, asked.k, sources=questions, **more)
+        return lambda: Rows(rank()).all()
 
     def _explain(self, asked: Any) -> Found:
         return lambda: [encode(self.model.explain(asked.id, top=asked.top).to_dict())]
@@ -169,5 +140,8 @@ def _body(name: str, **fields: Any) -> type[RequestBody]:
     return create_model(name, __base__=RequestBody, **fields)
 
 
-def _names(asked: RequestBody) -> str:
-    return ", ".join(type(asked).model_fields)
+def _ids_of(asked: Any) -> list[str]:
+    if asked.ids is None:
+        names = ", ".join(type(asked).model_fields)
+        raise ValueError(f"the body has nothing to answer; it may have {names}")
+    return asked.ids

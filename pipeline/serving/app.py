@@ -9,6 +9,7 @@ import re
 import reprlib
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, HTTPException, Request, Response
@@ -24,7 +25,6 @@ from parallel_epochs.pipeline.run.errors import one_line, printable
 from parallel_epochs.pipeline.run.memory import resident_bytes
 from parallel_epochs.pipeline.serving.answers import Answers
 from parallel_epochs.pipeline.serving.limits import ServiceLimits
-from parallel_epochs.pipeline.serving.worker import ComputeThread
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ LARGE_BODY, LARGE_BODIES = 1 << 16, 2
 DROP_SECONDS, DROP_BYTES = 1.0, 1 << 25
 # Letters of a message of an error, at most.
 MOST_LETTERS = 1000
-LATER, CLOSE = {"retry-after": "1"}, {"connection": "close"}
+PRIVATE, LATER, CLOSE = ("token", "hosts"), {"retry-after": "1"}, {"connection": "close"}
 
 
 class Answer(BaseModel):
@@ -57,36 +57,30 @@ class App:
     Args:
         model: a trained model, :class:`pipeline.model.Model`. All of its rows are predicted now.
         limits: of requests.
-        reopen: opens the model anew, for /reload; none: it cannot be reloaded.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        limits: ServiceLimits = ServiceLimits(),
-        reopen: Callable[[], Any] | None = None,
-    ):
-        self.limits, self._reopen, self._worker = limits, reopen, ComputeThread()
-        self._large, self._reloading = asyncio.Semaphore(LARGE_BODIES), asyncio.Lock()
-        self._registry = CollectorRegistry()
+    def __init__(self, model: Any, limits: ServiceLimits = ServiceLimits()):
+        self.limits, self.answers = limits, Answers(model, limits)
+        self._large, self._registry = asyncio.Semaphore(LARGE_BODIES), CollectorRegistry()
+        # One thread computes, so that the event loop goes on answering.
+        self._worker, self._asked = ThreadPoolExecutor(1, "serving"), set[Future]()
         self._requests = self._metric(Counter, "requests", "route", "status")
         self._rows = self._metric(Counter, "rows", "source")
         self._seconds = self._metric(Histogram, "request_seconds", "route", buckets=BOUNDS)
         for name, value in (
-            ("waiting_requests", lambda: len(self._worker)),
+            ("waiting_requests", self._count_waiting),
             ("known_ids", lambda: self.answers.num_ids),
             ("resident_memory_bytes", resident_bytes),
         ):
             self._metric(Gauge, name).set_function(value)
-        self.serve(Answers(model, limits))
+        self._api = self._build()
 
     def _metric(self, kind: Any, name: str, *labels: str, **more: Any) -> Any:
         text = name.replace("_", " ")
         return kind(f"parallel_epochs_{name}", text, labels, registry=self._registry, **more)
 
-    def serve(self, answers: Answers) -> None:
-        """Answer by a model from now on."""
-        self.answers, opened = answers, round(time.time(), 3)
+    def _build(self) -> FastAPI:
+        answers, opened = self.answers, round(time.time(), 3)
         api = FastAPI(
             title=answers.folder,
             version="1",
@@ -110,46 +104,19 @@ class App:
             text = generate_latest(self._registry)
             return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
-        if self._reopen is not None and self.limits.token is not None:
-
-            @api.post("/reload", summary="Open the run anew")
-            async def reload() -> dict:
-                return {"status": await self.reload()}
-
         for error in (AnyHTTPException, RequestValidationError, ValueError, RecursionError):
             api.add_exception_handler(error, self._tell)
         api.add_exception_handler(Exception, self._tell)
         schema = api.openapi()
-        limits = {**vars(self.limits)}
-        del limits["token"], limits["hosts"]
-        schema["x-limits"] = limits
+        schema["x-limits"] = {
+            name: value for name, value in vars(self.limits).items() if name not in PRIVATE
+        }
         if self.limits.token is not None:
             bearer = {"token": {"type": "http", "scheme": "bearer"}}
             schema.setdefault("components", {})["securitySchemes"] = bearer
             schema["security"] = [{"token": []}]
-        self._api, self._routes = api, [*schema["paths"], "/schema"]
-
-    async def reload(self) -> str:
-        """Open the model anew, and answer by it from then on. Requests under way are answered by the one of before.
-
-        Returns:
-            What is served now.
-
-        Raises:
-            HTTPException: another reload is under way, or the run cannot be opened; the old model stays.
-        """
-        reopen = self._reopen
-        assert reopen is not None
-        if self._reloading.locked():
-            raise HTTPException(409, "/reload: another reload is under way")
-        async with self._reloading:
-            try:
-                answers = await asyncio.to_thread(lambda: Answers(reopen(), self.limits))
-            except Exception as error:
-                message = f"the model of before goes on answering, since {one_line(error)}"
-                raise HTTPException(409, f"/reload: {message}") from error
-            self.serve(answers)
-        return self.title
+        self._routes = [*schema["paths"], "/schema"]
+        return api
 
     @property
     def title(self) -> str:
@@ -239,12 +206,17 @@ class App:
         endpoint.__annotations__["asked"] = Annotated[kind, Body()]
         return endpoint
 
+    def _count_waiting(self) -> int:
+        return sum(not one.running() for one in self._asked)
+
     async def _compute(self, request: Request, compute: Callable[[], Any]) -> list[bytes]:
         """Wait for a computation, which is given up where the client has gone or the time is over."""
-        if len(self._worker) >= self.limits.max_waiting:
-            message = f"{len(self._worker)} requests are waiting; try again later"
+        if (waiting := self._count_waiting()) >= self.limits.max_waiting:
+            message = f"{waiting} requests are waiting; try again later"
             raise HTTPException(503, message, LATER)
-        answer = self._worker.ask(compute)
+        asked = self._worker.submit(compute)
+        self._asked.add(asked)
+        answer = asyncio.wrap_future(asked)
         # After the body, a server tells only that the client has gone.
         gone = asyncio.ensure_future(request.receive())
         either = asyncio.FIRST_COMPLETED
@@ -256,7 +228,8 @@ class App:
             raise HTTPException(503, message, LATER)
         finally:
             gone.cancel()
-            answer.cancel()
+            asked.cancel()
+            self._asked.remove(asked)
 
     async def _tell(self, request: Request, error: Exception) -> Response:
         """Answer what is wrong with a request."""

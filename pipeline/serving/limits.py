@@ -19,4 +19,3 @@ class ServiceLimits:
     seconds: float = 30.0
     token: str | None = None
     hosts: frozenset[str] | None = None
-    max_neighbors: int | None = None

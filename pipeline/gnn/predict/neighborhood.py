@@ -18,9 +18,8 @@ def take(data: Data, nodes: Int[Tensor, " num_nodes"], num_hops: int) -> Data:
     Returns:
         A batch whose first nodes and ``target`` are `nodes`, in their order.
     """
-    edge_index, found, place, _ = GrowingSampler(data.edge_index).sample_around(
-        nodes, 0, [-1] * num_hops
-    )
+    sampler = GrowingSampler(data.edge_index)
+    edge_index, found, place = sampler.sample_around(nodes, num_hops)
     batch = attach(data, edge_index, found, place)
     batch.target = torch.arange(len(found)) < len(nodes)
     return batch

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from parallel_epochs.models.edge_index import plain_edges
-from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.cache import load_own
 from parallel_epochs.pipeline.data.degrees import (
@@ -127,7 +126,7 @@ class Newcomers:
             data.x = own.x
         self._num_hops = self._count_hops() + config.data.propagate
         self._knows_sums = kept is not None and not self.needs_graph
-        self._seed, self._sampler = config.seed, GrowingSampler(data.edge_index)
+        self._sampler = GrowingSampler(data.edge_index)
 
     def _count_hops(self) -> int:
         """Count the hops that an answer reads, and find out whether it reads the whole graph."""
@@ -148,27 +147,17 @@ class Newcomers:
         both = (num_hops, self._reach.num_hops)
         return sum(both) if self._reads_base else max(both)
 
-    def predict(
-        self, rows: Sequence[Row], edges: Sequence[Row] = (), *, max_neighbors: int | None = None
-    ) -> pd.DataFrame:
+    def predict(self, rows: Sequence[Row], edges: Sequence[Row] = ()) -> pd.DataFrame:
         """Predict new rows, as a table with the columns of ``predict output=TABLE``.
 
         Args:
             rows: of the table of nodes, each with an id that no node has.
             edges: of the table of edges, each with a new row at one end or both.
-            max_neighbors: edges that are read of a known node, at most. The table has then a column ``bounded``, which
-                is true where some were left out. None: all edges.
 
         Raises:
             ValueError: names the row, the column or the id that is wrong.
         """
-        if max_neighbors is not None and max_neighbors < 1:
-            raise ValueError(
-                f"max_neighbors={max_neighbors}: give a number of at least 1, or leave it out to read all "
-                "edges"
-            )
         new, setup = self.encode(rows, edges), self._setup
-        batch, is_bounded = self.take(new, max_neighbors)
         size = len(new.ids)
         masks = {mask: torch.zeros(size, dtype=torch.bool) for mask in MASKS}
         predicted = Predicted(
@@ -176,36 +165,26 @@ class Newcomers:
             setup.data,
             setup.task,
             setup.model,
-            self.forward(batch),
+            self.forward(self.take(new)),
             self._epoch,
             ids=np.array(new.ids, object),
             thresholds=self._thresholds,
         )
-        table = setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder))).frame()
-        if max_neighbors is not None:
-            table["bounded"] = is_bounded
-        return table
+        return setup.kind.table(predicted, GNNPredictConfig(str(self._run.folder))).frame()
 
-    def take(self, new: NewNodes, max_neighbors: int | None = None) -> tuple[Graph, bool]:
-        """Take all that the predictions of new nodes read of the graph that has grown by them; these come first.
-
-        Args:
-            max_neighbors: edges of the graph that are taken of a known node, at most, drawn by a hash; none: all.
-
-        Returns:
-            A batch, and whether edges of known nodes are left out.
+    def take(self, new: NewNodes) -> Graph:
+        """Take all that the predictions of new nodes read of the graph that has grown by them, as a batch in which these
+        come first.
 
         Raises:
             ValueError: a new edge has a negative feature, and the simple method takes these for weights.
         """
         data, num_known, num_new = self._data, self._data.num_nodes, len(new.ids)
         seeds = torch.arange(num_known, num_known + num_new)
-        hops = [max_neighbors or -1] * self._num_hops
+        num_hops = self._num_hops
         if self.needs_graph:
-            seeds, hops = torch.cat([seeds, torch.arange(num_known)]), [max_neighbors or -1]
-        edge_index, nodes, place, is_bounded = self._sampler.sample_around(
-            seeds, mix(self._seed + GOLDEN & MASK), hops, new.edges
-        )
+            seeds, num_hops = torch.cat([seeds, torch.arange(num_known)]), 1
+        edge_index, nodes, place = self._sampler.sample_around(seeds, num_hops, new.edges)
         known = nodes[num_new:]
         batch = Graph(num_nodes=len(nodes), n_id=nodes, edge_index=edge_index)
         batch.target = torch.arange(len(nodes)) < num_new
@@ -239,7 +218,7 @@ class Newcomers:
             batch[TERMS[0]] = torch.cat([ptr.new_zeros(1), torch.cat(counts).cumsum(0)]).to(ptr)
             for name, own, more in zip(TERMS[1:], values, new.terms[1:], strict=True):
                 batch[name] = torch.cat([more.to(own.dtype), own[found]])
-        return batch, is_bounded
+        return batch
 
     def _features(self, nodes: Tensor, new: NewNodes) -> Tensor:
         data, num_new, moments = self._data, len(new.x), self._learned.degrees

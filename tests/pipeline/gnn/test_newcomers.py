@@ -250,35 +250,6 @@ def test_a_wrong_row_is_named(wide, row, edge, message):
         wide.newcomers().predict([row], [WIDE_EDGES[0] | edge])
     with pytest.raises(ValueError, match="rows must have different ids"):
         wide.newcomers().predict([WIDE[0], WIDE[0]])
-    with pytest.raises(
-        ValueError, match="max_neighbors=0: give a number of at least 1, or leave it out"
-    ):
-        wide.newcomers().predict([WIDE[0]], max_neighbors=0)
-
-
-def test_a_bound_on_neighbours_is_told_and_drawn_by_a_hash(wide):
-    newcomers = wide.newcomers()
-    one, rows = WIDE_EDGES[0], WIDE[:1]
-    exact, bounded = (newcomers.predict(rows, [one], max_neighbors=most) for most in (1000, 2))
-    assert exact["bounded"].tolist() == [False] and bounded["bounded"].tolist() == [True]
-    assert_alike(exact.drop(columns="bounded"), newcomers.predict(rows, [one]))
-    assert abs(exact.iloc[0, 3:-1] - bounded.iloc[0, 3:-1]).max() > 1e-6
-    assert bounded.equals(newcomers.predict(rows, [one], max_neighbors=2))
-    new = newcomers.encode(rows, [one])
-    batch, is_bounded = newcomers.take(new, 2)
-    (ptr, places), _ = batch.edge_index.get_csc()
-    # Two of the known node, and the one of the new row.
-    assert is_bounded and ptr.diff().tolist()[:2] == [1, 3]
-    indptr, src = newcomers._data.edge_index.get_csc()[0]
-    known = int(batch.n_id[1])
-    own = src[indptr[known] : indptr[known + 1]].tolist()
-    drawn = batch.n_id[places[1:3]].tolist()
-    assert len(set(drawn)) == 2 and {*drawn} < {*own} and drawn == sorted(drawn)
-    draws = set()
-    for newcomers._seed in range(20):
-        draws.add(tuple(newcomers.take(new, 2)[0].n_id.tolist()))
-    newcomers._seed = 0
-    assert len(draws) > 5
 
 
 WITHOUT_NOTE = [{name: cell for name, cell in row.items() if name != "note"} for row in ROWS]
@@ -317,11 +288,11 @@ def test_simple_methods_score_new_rows_from_their_neighbourhood(based, monkeypat
         (WITHOUT_NOTE[:1], [EDGES[0] | {"sum": 0.9}]),
     ):
         new = newcomers.encode(rows, edges)
-        near = newcomers.take(new)[0]
+        near = newcomers.take(new)
         with monkeypatch.context() as patch:
             patch.setattr(newcomers, "needs_graph", "the test compares")
             patch.setattr(newcomers, "_knows_sums", False)
-            whole = newcomers.take(new)[0]
+            whole = newcomers.take(new)
         assert near.num_edges < newcomers._data.num_edges / 2 < whole.num_edges
         if name == "trees":  # their thresholds hide small differences
             columns = []

@@ -13,14 +13,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import parallel_epochs as pe
+from parallel_epochs.pipeline.model import Model
 from parallel_epochs.pipeline.serve import bind
-from parallel_epochs.pipeline.serving.answers import Answers
-from parallel_epochs.pipeline.serving.app import App
-from parallel_epochs.pipeline.serving.limits import ServiceLimits
 from tests.pipeline.test_model import SMALL, people
 
 TOKEN = "0123456789abcdef"
-RIGHT = {"authorization": f"Bearer {TOKEN}"}
 IDS = {"ids": ["p1"]}
 EDGES = [{"source": "n1", "target": "p3", "sum": 0.5}]
 
@@ -75,13 +72,9 @@ def test_known_rows_are_those_of_predict(app, model):
         assert row["class"] == expected["class"] and list(row) == list(table.columns)
         numbers = [row[f"probability_{name}"] for name in model.classes]
         np.testing.assert_array_equal(np.float32(numbers), expected.iloc[3:].to_numpy(np.float32))
-    assert (
-        ask(app, "/predict", {"ids": ["p7"], "columns": "class"})[1]["rows"][0]["class"]
-        == table["class"][7]
-    )
 
 
-def test_new_rows_are_those_of_the_model_and_bounded_ones_say_so(app, model):
+def test_new_rows_are_those_of_the_model(app, model):
     rows = [{"id": "n1", "age": 40}]
     status, found = ask(app, "/predict", {"rows": rows, "edges": EDGES})
     expected = model.newcomers().predict(rows, EDGES)["probability_Ulm"][0]
@@ -91,20 +84,17 @@ def test_new_rows_are_those_of_the_model_and_bounded_ones_say_so(app, model):
     schema = ask(app, "/schema")[1]["components"]["schemas"]["Known"]["properties"]["rows"]
     columns = schema["anyOf"][0]["items"]["properties"]
     assert {name: told["x-kind"] for name, told in columns.items()} == {"id": "id", "age": "number"}
-    narrow = ask(model.app(max_neighbors=1), "/predict", {"rows": rows, "edges": EDGES})
-    row = narrow[1]["rows"][0]
-    assert row["bounded"] is True and row["probability_Ulm"] != found["rows"][0]["probability_Ulm"]
 
 
 WRONG = [
     (404, "/predict", {"ids": ["no"]}, "ids: nothing has the id 'no'; there are 60, such as p0"),
-    (400, "/predict", {}, "nothing to answer; it may have ids, columns, rows, edges"),
+    (400, "/predict", {}, "nothing to answer; it may have ids, rows, edges"),
     (400, "/predict", {"nodes": ["p1"]}, "nodes: this run answers none here; GET /schema"),
     (
         400,
         "/predict",
-        IDS | {"columns": "best"},
-        "columns: Input should be 'all', 'class' or 'top3'",
+        {"ids": 5},
+        "ids: Input should be a valid list, and is 5",
     ),
     (400, "/predict", {"rows": [{"id": "n1"}]}, "rows[0] lacks 'age'"),
     (400, "/predict", b'{"ids": ["p1"], "ids": ["p2"]}', "an object has a name twice"),
@@ -114,7 +104,6 @@ WRONG = [
     (400, "/predict", b"[" * 4000, "the body is n"),
     (404, "/top", IDS, "there is no '/top'; there are /predict, /explain"),
     (405, "/predict", None, "Method Not Allowed"),
-    (404, "/reload", {}, "there is no '/reload'"),
     (400, "/explain", {"id": "p99"}, "p99"),
 ]
 
@@ -187,10 +176,9 @@ def test_other_hosts_contents_and_tokens_are_refused(model):
         assert ask(local, "/predict", IDS, host=host)[0] == 200
     for host in ("evil.example:80", "evil.example", "localhost.evil", "localhost:80:80"):
         assert ask(local, "/predict", IDS, host=host)[0] == 403
-    closed = App(model, ServiceLimits(token=TOKEN), lambda: model)
+    closed = model.app(token=TOKEN)
     for route, content in (
         ("/predict", IDS),
-        ("/reload", {}),
         ("/metrics", None),
         ("/schema", None),
     ):
@@ -219,13 +207,13 @@ def test_schema_and_metrics_tell_of_the_run(app):
 
 def test_a_full_queue_a_slow_answer_and_a_late_body_are_told(model, monkeypatch):
     app = model.app(seconds=0.2, max_waiting=1)
-    monkeypatch.setattr(Answers, "_find_narrow", lambda *_: time.sleep(0.5) or [b"{}"])
-    body = json.dumps(IDS | {"columns": "class"}).encode()
+    monkeypatch.setattr(Model, "explain", lambda *_, **__: time.sleep(0.5))
+    body = json.dumps({"id": "p1"}).encode()
 
     async def several():
         calls = []
         for _ in range(3):
-            calls.append(asyncio.create_task(call(app, body)))
+            calls.append(asyncio.create_task(call(app, body, path="/explain")))
             await asyncio.sleep(0.02)
         return await asyncio.gather(*calls, call(app, b"", chunks=[b"{"] * 0))
 
@@ -238,23 +226,23 @@ def test_a_full_queue_a_slow_answer_and_a_late_body_are_told(model, monkeypatch)
 def test_what_a_client_that_has_gone_asked_is_not_computed(model, monkeypatch):
     app, computed = model.app(), []
 
-    def find(self, columns, ids):
-        computed.append(ids)
+    def explain(self, id, **_):
+        computed.append(id)
         time.sleep(0.3)
-        return [b"{}"]
+        raise ValueError("computed")
 
-    monkeypatch.setattr(Answers, "_find_narrow", find)
+    monkeypatch.setattr(Model, "explain", explain)
 
     async def several():
         calls = []
         for one, is_gone in (("p1", False), ("p2", True), ("p3", False)):
-            body = json.dumps({"ids": [one], "columns": "class"}).encode()
-            calls.append(asyncio.create_task(call(app, body, is_gone=is_gone)))
+            body = json.dumps({"id": one}).encode()
+            calls.append(asyncio.create_task(call(app, body, path="/explain", is_gone=is_gone)))
             await asyncio.sleep(0.05)
         return await asyncio.gather(*calls)
 
-    assert [status for status, *_ in asyncio.run(several())] == [200, 503, 200]
-    assert computed == [["p1"], ["p3"]]
+    assert [status for status, *_ in asyncio.run(several())] == [400, 503, 400]
+    assert computed == ["p1", "p3"]
 
 
 def test_large_bodies_are_parsed_apart_a_few_at_a_time(model, monkeypatch):
@@ -271,7 +259,7 @@ def test_large_bodies_are_parsed_apart_a_few_at_a_time(model, monkeypatch):
 
     monkeypatch.setattr(module, "_parse", slow_parse)
     app = model.app()
-    body = json.dumps({"ids": ["p1"], "rows": [], "columns": "all"}).encode() + b" " * 70_000
+    body = json.dumps({"ids": ["p1"], "rows": []}).encode() + b" " * 70_000
 
     async def several():
         headers = [(b"content-length", str(len(body)).encode())]
@@ -284,25 +272,6 @@ def test_large_bodies_are_parsed_apart_a_few_at_a_time(model, monkeypatch):
 
     assert asyncio.run(several()) == [200] * 6
     assert most[0] == module.LARGE_BODIES and max(waits) < 0.15
-
-
-def test_a_reload_swaps_the_model_and_keeps_it_where_it_fails(model):
-    opened = []
-
-    def reopen():
-        opened.append(1)
-        if len(opened) > 1:
-            raise ValueError("runs/gone is not a run directory")
-        return model
-
-    app = App(model, ServiceLimits(token=TOKEN), reopen)
-    before = app.answers
-    assert ask(app, "/reload", {}, **RIGHT)[0] == 200 and app.answers is not before
-    now = app.answers
-    status, told = ask(app, "/reload", {}, **RIGHT)
-    assert status == 409 and app.answers is now
-    assert "goes on answering, since runs/gone is not a run" in told["error"]
-    assert ask(app, "/predict", IDS, **RIGHT)[0] == 200
 
 
 def test_an_explanation_is_that_of_the_model(app, model):
