@@ -64,6 +64,7 @@ KEYS: dict[str, tuple] = {
     "partition.scale_sums": (False,),
     "partition.stratify": (False,),
     "task.focal_gamma": (0.0,),
+    "task.hide_labelled": (True,),
     "task.label_smoothing": (0.0,),
     "task.strict_negatives": (False,),
     "tracker.project": (),

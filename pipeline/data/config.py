@@ -292,7 +292,7 @@ class FileConfig(DataConfig):
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = None  # task.type sets it
-    hide_labelled: bool | None = None  # task.hide_labelled sets it for task=edge
+    hide_labelled: bool | None = None  # true for task=edge
 
     def _check_time(self, name: str, unit: str) -> None:
         if self.split == "time" and getattr(self, name) is None:

@@ -139,7 +139,7 @@ MODEL_SCHEMAS: dict[str, type[ModelConfig]] = {name: _model_schema(name) for nam
 }
 globals().update({schema.__name__: schema for schema in MODEL_SCHEMAS.values()})
 
-LINK, EDGE = {"task.name": ("link",)}, {"task.name": ("edge",)}
+LINK = {"task.name": ("link",)}
 
 
 @dataclass
@@ -157,12 +157,6 @@ class TaskConfig:
         "Default: the only type with labels. Of edges with labels (task=edge): their name in "
         "data.schema.",
         when={"task.name": ("node", "edge")},
-    )
-    hide_labelled: bool = key(
-        True,
-        "Leave labelled edges out of the messages while they are predicted: those of "
-        "validation and test always, those of training in the steps that learn them.",
-        when=EDGE,
     )
     relation: Any = key(
         None,
@@ -616,7 +610,7 @@ class GNNConfig(RunConfig):
         if self.task.type is not None and hasattr(self.data, "label_type"):
             self.data.label_type = self.task.type
         if hasattr(self.data, "hide_labelled"):
-            self.data.hide_labelled = {"edge": self.task.hide_labelled}.get(self.task.name)
+            self.data.hide_labelled = True if self.task.name == "edge" else None
 
     def with_model(self, options: dict[str, Any]) -> "GNNConfig":
         """Return the configuration with another model, of as many channels, and layers unless they are an option.

@@ -250,7 +250,6 @@ ROWS: dict[str, list[str]] = {
     "edges": [],
     "rows": ["partition=random", "partition.num_parts=2", "train.accumulate=2"],
     "rows: sampling": ["loader=neighbor", "loader.batch_size=16", "loader.num_neighbors=[4,4]"],
-    "edges: the whole graph, all edges send": ["partition=whole", "task.hide_labelled=false"],
     "tables: borders of times": [
         "data.nodes.split_column=null",
         "data.split=time",

@@ -62,11 +62,9 @@ def split_edges(
         edge |= {"y": saved[LABELS], **masks}
         edge |= {key: saved[key] for key in ("metric",) if key in saved}
         train, valid, test = masks.values()
-        if config.hide_labelled:
-            shown = ~(valid | test)
-            shown &= (
-                torch.ones_like(train) if times is None else train | (times <= times[train].max())
-            )
+        shown = ~(valid | test)
+        if times is not None:
+            shown &= train | (times <= times[train].max())
     node = {key: saved[key] for key in ("x", "num_nodes", "names", "names_ptr") if key in saved}
     if "x" not in node:
         node.setdefault("num_nodes", int(index.max()) + 1)
@@ -76,7 +74,7 @@ def split_edges(
         parts[EDGE_TYPE, f"{EDGE_TYPE}_{name}", NODE_TYPE] = {"edge_index": both[:, shown]}
         parts[NODE_TYPE, f"rev_{EDGE_TYPE}_{name}", EDGE_TYPE] = {"edge_index": both.flip(0)}
     log.info(
-        "%s: %s of %s edges send no messages, as they are predicted or later (task.hide_labelled)",
+        "%s: %s of %s edges send no messages, as they are predicted or later",
         origin,
         f"{int((~shown).sum()):,}",
         f"{num_edges:,}",

@@ -88,7 +88,7 @@ class TablesConfig(DataConfig):
     reverse_relations: bool = reverse_relations()
     featureless: str = featureless()
     label_type: str | None = None  # task.type sets it
-    hide_labelled: bool | None = None  # task.hide_labelled sets it for task=edge
+    hide_labelled: bool | None = None  # true for task=edge
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     degrees: bool = degrees(True)
     duplicates: str = key(

@@ -337,7 +337,7 @@ class _Preparation:
                     self.db.fill("hidden", rows)
                 table.hides = True
         log.info(
-            "%s of %s edges send no messages, as they are predicted or later (task.hide_labelled)",
+            "%s of %s edges send no messages, as they are predicted or later",
             f"{len(rows):,}",
             f"{own.num_nodes:,}",
         )

@@ -38,12 +38,6 @@ class EdgeKind(NodeKind):
                 "learn. Give labels of two classes or more"
             )
 
-    def task(self, data: Data) -> EdgeTask:
-        task = super().task(data)
-        assert isinstance(task, EdgeTask)
-        task.hides = self.config.task.hide_labelled
-        return task
-
     def loader(self, clusters: ClusterLoader) -> Loader:
         return EdgeLoader(clusters, find_ends(clusters.data))
 

@@ -23,16 +23,11 @@ class EdgeTask(NodeTask):
 
     In a step, a random part of the training edges is learned, and sends no messages: an edge that is predicted later
     is not there yet. With labels as inputs, the other part shows them.
-
-    Attributes:
-        hides: whether edges that are learned are left out of the messages.
     """
-
-    hides = True
 
     def draw(self, batch: Data, rng: torch.Generator) -> Float[Tensor, " num_nodes"] | None:
         """Draw the numbers that decide which labels are inputs, or which edges are not learned."""
-        if self.label_input or not self.hides:
+        if self.label_input:
             return super().draw(batch, rng)
         return torch.rand(batch.train_mask.shape, generator=rng)
 
@@ -45,8 +40,6 @@ class EdgeTask(NodeTask):
         return batch.train_mask, batch.train_mask & batch.target & ~shown
 
     def _hide(self, batch: Data, learned: Bool[Tensor, " num_nodes"]) -> Data:
-        if not self.hides:
-            return batch
         edges, out = plain_edges(batch.edge_index), copy.copy(batch)
         kept = (~learned[edges[0].long()]).nonzero().squeeze(1)
         out.edge_index = keep_edges(batch.edge_index, kept)

@@ -71,16 +71,13 @@ def test_each_row_of_the_table_is_an_edge_with_the_label_and_the_ends_of_the_row
     assert ends[0].tolist() == ends[1].tolist() and data.y[own.start] != data.y[own.start + 1]
 
 
-def test_edges_of_validation_and_test_send_messages_only_if_they_are_not_hidden(folder):
-    hidden, shown = (
-        opened(folder, LABEL).data,
-        opened(folder, LABEL, "task.hide_labelled=false").data,
-    )
-    first = hidden.types.nodes_of("edge").start
-    assert torch.equal(senders(hidden), hidden.train_mask[first:]) and senders(shown).all()
-    degrees = torch.bincount(find_ends(shown)[hidden.train_mask[first:]].flatten(), minlength=40)
+def test_edges_of_validation_and_test_send_no_messages(folder):
+    data = opened(folder, LABEL).data
+    first = data.types.nodes_of("edge").start
+    assert torch.equal(senders(data), data.train_mask[first:])
+    degrees = torch.bincount(find_ends(data)[data.train_mask[first:]].flatten(), minlength=40)
     assert torch.equal(
-        torch.bincount(hidden.edge_index.as_tensor()[1].long(), minlength=40)[:40], degrees
+        torch.bincount(data.edge_index.as_tensor()[1].long(), minlength=40)[:40], degrees
     )
 
 
@@ -120,12 +117,9 @@ def test_edges_are_divided_by_a_column_or_by_groups(keys, tmp_path):
         assert (split[first:] == (table.channel + "_mask")).all()
 
 
-@pytest.mark.parametrize("hides", [True, False])
-def test_a_planted_label_in_the_columns_of_other_edges_reaches_no_prediction_if_these_are_hidden(
-    hides, folder
-):
-    """The column that holds the label is read by the edge itself alone, unless edges that are predicted send it."""
-    setup = opened(folder, LABEL, f"task.hide_labelled={hides}", "partition=whole")
+def test_a_planted_label_in_the_columns_of_other_edges_reaches_no_prediction(folder):
+    """The column that holds the label is read by the edge itself alone."""
+    setup = opened(folder, LABEL, "partition=whole")
     (batch,) = setup.loader.batches(0, Share())
     data, task, own = setup.data, setup.task, setup.data.types.nodes_of("edge")
     number = int(data.valid_mask.nonzero()[0])
@@ -141,14 +135,12 @@ def test_a_planted_label_in_the_columns_of_other_edges_reaches_no_prediction_if_
     setup.model.eval()
     with torch.no_grad():
         before, after = (task.predict(setup.model, each)[1][number] for each in (batch, planted))
-    assert torch.equal(before, after) == hides
+    assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize("hides, shown", [(True, 0.5), (False, 0.5), (True, 0)])
-def test_a_training_edge_that_is_learned_sees_neither_its_label_nor_others_that_are(
-    hides, shown, folder
-):
-    keys = [f"task.hide_labelled={hides}", f"train.label_input={shown}"]
+@pytest.mark.parametrize("shown", [0.5, 0])
+def test_a_training_edge_that_is_learned_sees_neither_its_label_nor_others_that_are(shown, folder):
+    keys = [f"train.label_input={shown}"]
     setup = opened(folder, LABEL, *keys, "partition=whole", "model.dropout=0")
     (batch,) = setup.loader.batches(0, Share())
     model, task, seen = setup.model.eval(), setup.task, []
@@ -173,7 +165,7 @@ def test_a_training_edge_that_is_learned_sees_neither_its_label_nor_others_that_
     odd = learned.nonzero().squeeze(1) % 2 == 0
     assert 0.3 < float(learned.sum() / batch.train_mask.sum()) < 0.7
     assert torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[0][odd], seen[2][odd]) == hides
+    assert torch.equal(seen[0][odd], seen[2][odd])
     assert not torch.equal(seen[0], seen[3])  # the others send theirs
 
 
