@@ -42,12 +42,10 @@ def folder(tmp_path_factory):
 
 # The service with another limit of its time.
 IMPATIENT = """
-from functools import partial
-from parallel_epochs.pipeline import serve
-from parallel_epochs.pipeline.command import entry_points
+import functools, runpy
 from parallel_epochs.pipeline.serving import limits
-limits.ServiceLimits = partial(limits.ServiceLimits, seconds=1)
-entry_points.call("serve", entry_points.Command(serve.serve, "serve"))
+limits.ServiceLimits = functools.partial(limits.ServiceLimits, seconds=1)
+runpy.run_module("pipeline.serve", run_name="__main__", alter_sys=True)
 """
 
 
