@@ -129,13 +129,11 @@ def build(asked: ServeConfig, token: str | None, address: str = "127.0.0.1") -> 
         address: on which the service listens.
     """
     from parallel_epochs.pipeline.model import load  # imports torch
-    from parallel_epochs.pipeline.serving.app import App
-    from parallel_epochs.pipeline.serving.limits import ServiceLimits
 
     model = load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
     # A page of a browser on this machine must not reach an open service by another name.
     names = None if token is not None else LOOPBACK | {asked.host.lower(), address}
-    app = App(model, ServiceLimits(token=token, hosts=names))
+    app = model.app(token=token, hosts=names)
     gc.collect()
     gc.freeze()  # what is open stays out of later passes of the collector, which take .3 s
     return app

@@ -610,7 +610,7 @@ class GNNConfig(RunConfig):
         if self.task.type is not None and hasattr(self.data, "label_type"):
             self.data.label_type = self.task.type
         if hasattr(self.data, "hide_labelled"):
-            self.data.hide_labelled = True if self.task.name == "edge" else None
+            self.data.hide_labelled = {"edge": True}.get(self.task.name)
 
     def with_model(self, options: dict[str, Any]) -> "GNNConfig":
         """Return the configuration with another model, of as many channels, and layers unless they are an option.
