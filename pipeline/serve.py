@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
 
 if TYPE_CHECKING:
+    from parallel_epochs.pipeline.model import Model
     from parallel_epochs.pipeline.serving.app import App
 
 log = logging.getLogger(__name__)
@@ -130,10 +131,12 @@ def build(asked: ServeConfig, token: str | None, address: str = "127.0.0.1") -> 
     """
     from parallel_epochs.pipeline.model import load  # imports torch
 
-    model = load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
+    def opened() -> "Model":
+        return load(asked.run, checkpoint=asked.checkpoint, device=asked.device, trust=asked.trust)
+
     # A page of a browser on this machine must not reach an open service by another name.
     names = None if token is not None else LOOPBACK | {asked.host.lower(), address}
-    app = model.app(token=token, hosts=names)
+    app = opened().app(token=token, hosts=names)
     gc.collect()
     gc.freeze()  # what is open stays out of later passes of the collector, which take .3 s
     return app
