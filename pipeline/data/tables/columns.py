@@ -14,6 +14,8 @@ ROW = "#row"
 TYPE, RELATION, ROWS, TIME = "label", "label_source", "#label", "#time"
 # Seconds of the units of spans of time. A span without a unit is a number, as times are.
 SECONDS = {"": 1, "s": 1, "h": 3_600, "d": 86_400, "w": 604_800}
+# Events of an entity are summarised over so many spans before a row, and so many of the latest ones.
+SPANS, LATEST = (1, 4, 16), (3, 10)
 # A column and the key that names it.
 Named = tuple[str, str]
 
@@ -278,7 +280,7 @@ class RowColumns:
     within: str | None = key(
         None,
         "Span of time after which the label of a row is known, such as 30d. Events are "
-        "summarised over this span, three of it, and all time. Default: all time alone.",
+        "summarised over this span, 4 and 16 of it, and all time. Default: all time alone.",
         shapes_graph=True,
         hashed_if_given=True,
     )
@@ -306,10 +308,11 @@ class Events:
 
     def columns(self, span: str | None) -> list[str]:
         """Return the names of the columns of its summaries, in the order in which they are computed."""
-        within = [""] if span is None else ["", f" in {span}", f" in 3 x {span}"]
+        within = ["", *(f" in {times} x {span}" for times in SPANS if span is not None)]
         found = [f"{self.name}: count{each}" for each in within]
         found += [f"{self.name}: time since {which}" for which in ("last", "first")]
         found += [f"{self.name}: count in each {span}"] * (span is not None)
+        within += [f" of the last {number}" for number in LATEST]
         for _, column in self.numbers:
             found += [f"{self.name}: last {column}"]
             found += [

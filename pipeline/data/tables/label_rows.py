@@ -11,9 +11,11 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 from parallel_epochs.pipeline.data.tables.columns import (
+    LATEST,
     RELATION,
     ROW,
     ROWS,
+    SPANS,
     TIME,
     TYPE,
     NodeColumns,
@@ -72,7 +74,7 @@ def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str,
             f"time AS {quote(TIME)}, code FROM rows JOIN codes USING (id) ORDER BY number"
         )
         code, own, latest = given["code"].to_numpy(), given[TIME].to_numpy(), -np.inf
-        spans = [rows.length, 3 * rows.length] if rows.length else []
+        spans = [times * rows.length for times in SPANS if rows.length]
         for events in rows.events:
             source, time = sources[events.table], cells[events.table]
             numbers = "".join(
@@ -216,6 +218,7 @@ def summarise(
     for place in (np.maximum(end - 1, 0), first):
         found.append(own_time - np.where(end > first, padded[place], earliest))
     found += [found[0] / (found[-1] / span + 1) for span in spans[:1]]
+    begins += [np.maximum(first, end - number) for number in LATEST]
     for column in values:
         known = ~np.isnan(column)
         filled = np.append(np.where(known, column, 0.0), 0.0)

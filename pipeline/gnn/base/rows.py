@@ -13,11 +13,13 @@ from parallel_epochs.pipeline.names import ROW_TIMES
 
 # Weight of the mean label of all among the earlier ones.
 PRIOR = 1.0
+# The labels that are read, and what they are called.
+WHICH = {"last": "last known", "earlier": "mean known"}
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
     """Yield the label of the latest earlier row about the same node, and the mean of all of them."""
-    for name, title in (("last", "last known"), ("earlier", "mean known")):
+    for name, title in WHICH.items():
 
         def fit(known: Tensor, which: str = name) -> dict:
             return {"which": which, "mean": inputs.labels.mean(known)}
@@ -30,6 +32,14 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
             leaves_out=True,
             reads_labels=True,
         )
+
+
+def columns(inputs: Inputs, known: Tensor) -> Tensor:
+    """Return the latest and the mean label of earlier rows of the same node as columns [num_own, columns]."""
+    found = {"mean": inputs.labels.mean(known)}
+    return torch.cat(
+        [predict(inputs, found | {"which": each}, known)[inputs.own] for each in WHICH], dim=1
+    )
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:

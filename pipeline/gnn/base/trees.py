@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from parallel_epochs.pipeline.gnn.base import rows as rows_of_table
 from parallel_epochs.pipeline.gnn.base.edges import are_edges, columns_of_ends, labels_of_ends
 from parallel_epochs.pipeline.gnn.base.inputs import Inputs
 from parallel_epochs.pipeline.gnn.base.labels import Labels
@@ -80,14 +81,19 @@ def choices(inputs: Inputs) -> list[tuple[str, ...]]:
     if are_edges(inputs):
         more = [("labels of ends",), ("ends",), ("ends", "labels of ends")]
     else:
-        more = [] if isinstance(inputs.task, RowTask) else [("labels",)]
+        more = [("labels",)]
         if inputs.has_relations:
             more += [("relations",), *[("relations", *each) for each in more]]
     return [parts for parts in (own, *[own + each for each in more]) if parts]
 
 
 def _of_labels(inputs: Inputs, known: Tensor) -> Tensor:
-    """Compute the mean labels one step and two steps away without a node's own, and how many of them are known."""
+    """Compute the mean labels one step and two steps away without a node's own, and how many of them are known.
+
+    Rows of a label table get the latest and the mean label of earlier rows of their node.
+    """
+    if isinstance(inputs.task, RowTask):
+        return rows_of_table.columns(inputs, known)
     if inputs.of_labels is None or not torch.equal(inputs.of_labels[0], known):
         weights = list(weights_of_labels(inputs.data))
         mean = inputs.labels.mean(known)

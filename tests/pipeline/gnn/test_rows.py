@@ -195,8 +195,9 @@ def test_summaries_are_those_counted_by_hand_and_later_events_change_no_bit_of_t
             expected += [at[row] - min(time.min(), at[row])] * 2
         expected += [past.sum() / (expected[-1] / 10 + 1)]
         np.testing.assert_allclose([column[row] for column in found[:5]], expected)
-        for place, chosen in ((6, past), (8, near)):
-            known = paid[chosen & ~np.isnan(paid)]
+        own_events = np.flatnonzero(past)[np.lexsort((paid[past], time[past]))]
+        for place, chosen in ((6, past), (8, near), (10, own_events[-3:]), (12, own_events[-10:])):
+            known = paid[chosen][~np.isnan(paid[chosen])]
             np.testing.assert_allclose(
                 [found[place][row], found[place + 1][row]],
                 [known.sum(), known.mean() if len(known) else 0],
