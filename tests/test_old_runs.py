@@ -15,7 +15,7 @@ from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.command.folder import resolve
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
-from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of
+from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of, train
 
 LATER = ("link_negatives", "reading", "degrees")
 ARCHIVE = ROOT / "tests" / "old_runs.tar.xz"
@@ -87,19 +87,10 @@ def test_keys_that_the_product_does_not_read_are_left_out(tmp_path):
     assert not any(name.startswith(("partition.", "features.")) for name in read)
 
 
-def test_a_store_is_read(folder):
+def test_a_store_is_read(folder, configure):
     (store,) = (folder / "cache" / "graphs").glob("tables-*.store")
-    done = shell(
-        "pipeline.train",
-        "data=store",
-        f"data.path={store}",
-        "model.num_layers=2",
-        "model.hidden_channels=4",
-        "train.epochs=1",
-        f"hydra.run.dir={folder / 'of_store'}",
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
+    sizes = ["model.num_layers=2", "model.hidden_channels=4", "train.epochs=1"]
+    train(configure("data=store", f"data.path={store}", *sizes), folder / "of_store")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.messages import (
     MESSAGES,
@@ -104,37 +103,6 @@ def test_softmax_of_the_reference():
     for dst in range(DST - 1):
         chosen = edge_index[1] == dst
         torch.testing.assert_close(out[chosen], scores[chosen].softmax(0))
-
-
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_gradients_of_the_reference(reduce):
-    edge_index = make_edges(4, 3, 9)
-    u, e = (
-        torch.rand(4, 2, 3, dtype=torch.float64) + 0.5,
-        torch.rand(9, 2, 1, dtype=torch.float64) + 0.5,
-    )
-
-    def f(u, e):
-        return update_all(edge_index, "u_mul_e", reduce, u=u, e=e, num_dst=3, kernel="reference")
-
-    assert torch.autograd.gradcheck(f, (u.requires_grad_(), e.requires_grad_()))
-    assert torch.autograd.gradgradcheck(f, (u, e))
-
-
-def test_edges_of_every_kind():
-    plain = make_edges().flip(0).unique(dim=1).flip(0).contiguous()  # sorted by destination
-    u, e = torch.randn(SRC, 4), torch.randn(plain.size(1), 4)
-    expected = update_all(plain, "u_mul_e", "sum", u=u, e=e, num_dst=DST)
-    for edges in (
-        EdgeIndex(plain, sparse_size=(SRC, DST)),
-        EdgeIndex(plain, sparse_size=(SRC, DST), sort_order="col"),
-        plain.int(),
-    ):
-        num_dst = DST if type(edges) is torch.Tensor else None
-        torch.testing.assert_close(
-            update_all(edges, "u_mul_e", "sum", u=u, e=e, num_dst=num_dst), expected
-        )
-        torch.testing.assert_close(apply_edges(edges, "copy_u", u=u), u[plain[0]])
 
 
 @pytest.mark.parametrize("row, value", list(itertools.product((0, 1), (-1, SRC, 2**31 - 1))))

@@ -100,7 +100,6 @@ def change(array: Tensor, place: int, value: int) -> Tensor:
     "keep, name, place, value, message",
     [
         (links, "test_negatives", 3, 60, "test_negatives is damaged: it names node 60"),
-        (both_orders, "edges", 5, 30, "edges is damaged: it names node 30"),
         (both_orders, "perm", 5, 400, "perm is damaged: it names edge 400"),
         (both_orders, "perm", 5, 0, "perm is damaged: it must hold the number of each edge once"),
         (both_orders, "src", 5, -1, "src is damaged: it names node -1"),
@@ -112,7 +111,6 @@ def change(array: Tensor, place: int, value: int) -> Tensor:
         (graph, "edges", 5, 60, "edges is damaged: it names node 60"),
         (found_components, "index", 5, 30, "index is damaged: it names component 30"),
         (a_component, "n_id", 5, 30, "n_id is damaged: it holds other nodes than component 1"),
-        (a_component, "edges", 5, 30, "edges is damaged: it names node 30"),
         (neighbors, "neighbors", 5, 30, "neighbors is damaged: it names node 30"),
     ],
 )
@@ -194,6 +192,28 @@ def test_arrays_of_other_shapes(key, values, message):
     packed = {**pack(link_graph()), key: values}
     with pytest.raises(DamagedFile, match=f"g.pt: {key} is damaged: {message}"):
         ranges.check_graph(Path("g.pt"), packed)
+
+
+@pytest.mark.parametrize(
+    "name, place, value, message",
+    [
+        ("ptr", 1, 31, "its numbers must not decrease"),
+        ("ptr", 2, 29, "it goes from 0 to 29, but there are 30 nodes"),
+        ("by_source", 7, 400, "it names edge 400, the graph has edges 0 to 399"),
+        ("n_id", 3, -4, "it names node -4, the graph has nodes from 0 on"),
+        ("valid_negatives", 1, 30, "it names node 30, the graph has nodes 0 to 29"),
+    ],
+)
+def test_a_number_out_of_range_in_a_graph(name, place, value, message):
+    packed = pack(random_graph(30, 200, 0)) | {
+        "ptr": torch.tensor([0, 12, 30]),
+        "by_source": torch.arange(400),
+        "n_id": torch.arange(30) * 5,
+        "valid_negatives": torch.zeros(4, 2).long(),
+    }
+    ranges.check_graph(Path("g.pt"), packed)
+    with pytest.raises(DamagedFile, match=f"{name} is damaged: {message}"):
+        ranges.check_graph(Path("g.pt"), packed | {name: change(packed[name], place, value)})
 
 
 def test_a_value_in_the_place_of_an_array(tmp_path):

@@ -14,7 +14,7 @@ import torch
 
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.config import StoreConfig, SyntheticProteinsConfig
-from parallel_epochs.pipeline.data.graph import open_graph, pack, write_graph
+from parallel_epochs.pipeline.data.graph import open_graph, write_graph
 from parallel_epochs.pipeline.data.node_names import pack_names
 from parallel_epochs.pipeline.graph import ranges, store
 from parallel_epochs.pipeline.graph.store import StoreWriter, open_store
@@ -80,51 +80,6 @@ def test_what_is_written_is_read(path):
             assert read[name].dtype == value.dtype
             assert torch.equal(torch.as_tensor(read[name]), torch.as_tensor(value)), name
     assert torch.equal(read.edge_index.get_csc()[0][0], data.edge_index.get_csc()[0][0])
-
-
-@pytest.mark.parametrize(
-    "name, place, value, message",
-    [
-        ("edges", 5, 30, "edges.bin is damaged: it names node 30, the graph has nodes 0 to 29"),
-        ("ptr", 1, 31, "ptr.bin is damaged: its numbers must not decrease"),
-        ("ptr", 2, 29, "ptr.bin is damaged: it goes from 0 to 29, but there are 30 nodes"),
-        (
-            "by_source",
-            7,
-            400,
-            "by_source.bin is damaged: it names edge 400, the graph has edges 0 to 399",
-        ),
-        ("n_id", 3, -4, "n_id.bin is damaged: it names node -4, the graph has nodes from 0 on"),
-        (
-            "valid_negatives",
-            1,
-            30,
-            "valid_negatives.bin is damaged: it names node 30, the graph has nodes 0 to 29",
-        ),
-    ],
-)
-def test_a_number_out_of_range_is_refused_before_a_compiled_function_reads_it(
-    tmp_path, monkeypatch, name, place, value, message
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    packed = pack(random_graph(30, 200, 0))
-    packed |= {
-        "ptr": torch.tensor([0, 12, 30]),
-        "by_source": torch.arange(400),
-        "n_id": torch.arange(30) * 5,
-        "valid_negatives": torch.zeros(4, 2).long(),
-        **pack_names(np.arange(10, 40)),
-        **pack_names(np.array(["ab"]), "label_names"),
-    }
-    packed[name] = packed[name].clone()
-    packed[name].view(-1)[place] = value
-    with StoreWriter(tmp_path / "graph") as writer:
-        for key, tensor in packed.items():
-            if isinstance(tensor, torch.Tensor):
-                writer.put(key, tensor)
-        writer.finish({})
-    with pytest.raises(DamagedFile, match=message):
-        open_graph(tmp_path / "graph")
 
 
 def test_edges_are_checked_once_for_each_state_of_their_files(path, tmp_path, monkeypatch):
