@@ -1,4 +1,4 @@
-"""Neighbours of nodes, drawn without replacement, hop by hop: in C++ where it compiles, by torch elsewhere.
+"""Neighbours of nodes, drawn without replacement, hop by hop, in C++.
 
 The sampling of GraphSAGE, "Inductive Representation Learning on Large Graphs" (https://arxiv.org/abs/1706.02216). Each
 random number is a hash of a key, the hop, the node and a counter: no draw depends on threads, on the order of the nodes
@@ -17,40 +17,28 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from parallel_epochs.models.edge_index import fill_csr, from_csc
-from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix, mix_tensor, shift_right, signed
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.models.kernels.native import NativeLibrary, pointer
-from parallel_epochs.pipeline.graph.edges import expand_ranges, transpose
+from parallel_epochs.pipeline.graph.edges import expand_ranges
 
 LIBRARY = NativeLibrary(
-    "neighbour sampling", Path(__file__).with_name("sampling.cpp"), otherwise="torch draws instead"
+    "neighbour sampling", Path(__file__).with_name("sampling.cpp"), otherwise="none are drawn"
 )
 
 
-class RelationRows:
-    """The edges of a graph in rows of the same destination and relation.
+def library() -> ctypes.CDLL:
+    """Return the compiled functions.
 
-    Args:
-        indptr: first edge of each node [num_nodes + 1].
-        relation: the number of the relation of each edge, float32 [num_edges].
-        num_relations: the number of relations.
-
-    Attributes:
-        order: positions of the edges, sorted by row; those of a row ascend.
-        ptr: where each row begins in `order` [num_rows + 1].
-        number: the relation of each row [num_rows].
-        first: the first row of each node [num_nodes + 1].
+    Raises:
+        ValueError: they cannot be compiled here; the message says why.
     """
-
-    def __init__(self, indptr: Tensor, relation: Tensor, num_relations: int):
-        node = torch.arange(indptr.numel() - 1)
-        keys = node.repeat_interleave(indptr.diff(), output_size=len(relation)) * num_relations
-        keys, self.order = keys.add_(relation.to(torch.int64)).sort(stable=True)
-        keys, sizes = keys.unique_consecutive(return_counts=True)
-        self.ptr, self.number = (
-            torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
-            keys % num_relations,
+    compiled = LIBRARY.get()
+    if compiled is None:
+        raise ValueError(
+            f"neighbours are drawn by C++, and it cannot be compiled: {LIBRARY.missing()}. "
+            "loader=cluster and evaluation=exact need none"
         )
-        self.first = torch.searchsorted(keys // num_relations, torch.arange(indptr.numel()))
+    return compiled
 
 
 class NeighborSampler:
@@ -62,9 +50,10 @@ class NeighborSampler:
         edge_index: edges sorted by destination, int32 or int64.
         num_neighbors: the largest number of neighbours drawn for a node at each hop; -1 for all of them. With
             `relation`, that of each relation at each hop [num_hops, num_relations], int64.
-        relation: the number of the relation of each edge, float32, or the rows that torch makes of it; none
-            to draw from all edges together.
-        native: whether C++ draws, where it compiles; the draws are the same.
+        relation: the number of the relation of each edge, float32; none to draw from all edges together.
+
+    Raises:
+        ValueError: the C++ cannot be compiled.
     """
 
     def __init__(
@@ -72,15 +61,11 @@ class NeighborSampler:
         edge_index: EdgeIndex,
         num_neighbors: Sequence[int] | Int[Tensor, "num_hops num_relations"],
         *,
-        relation: Float[Tensor, " num_edges"] | RelationRows | None = None,
-        native: bool = True,
+        relation: Float[Tensor, " num_edges"] | None = None,
     ):
         (indptr, src), _ = edge_index.get_csc()
         self._indptr, self._src = indptr.contiguous(), src.contiguous()
-        self._library = LIBRARY.get() if native else None
-        if self._library is None and isinstance(relation, Tensor):
-            relation = RelationRows(indptr, relation, cast(Tensor, num_neighbors).size(1))
-        self._relation = relation
+        self._library, self._relation = library(), relation
         self._num_neighbors = tuple(num_neighbors)
         self._local = torch.full((indptr.numel() - 1,), -1, dtype=torch.int32)
 
@@ -131,11 +116,7 @@ class NeighborSampler:
 
     def _enter(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
         """Draw edges that enter each node; returns where each node's begin, and their positions, ascending."""
-        return (self._draw_with_torch if self._library is None else self._draw)(nodes, key, most)
-
-    def _draw(self, nodes: Tensor, key: int, most: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Do what :meth:`_enter` does, in C++."""
-        library, drawing = LIBRARY.require(), (pointer(nodes), ctypes.c_int64(nodes.numel()))
+        library, drawing = self._library, (pointer(nodes), ctypes.c_int64(nodes.numel()))
         count = (self._indptr[nodes + 1] - self._indptr[nodes]).long()
         if isinstance(most, Tensor):
             library.sampling_count_by_relation(
@@ -158,49 +139,6 @@ class NeighborSampler:
             library.sampling_draw(pointer(self._indptr), self._indptr.element_size(), *rest)
         return ptr, position
 
-    def _draw_with_torch(
-        self, nodes: Tensor, key: int, most: int | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Do what :meth:`_draw` does, with torch's operations.
-
-        A row is what draws for itself: a node, or with relations a node's edges of one relation.
-        """
-        if isinstance(self._relation, RelationRows):
-            found, most = self._relation, cast(Tensor, most)
-            rows, owner = expand_ranges(
-                found.first[nodes], found.first[nodes + 1] - found.first[nodes]
-            )
-            first, degree, number = (
-                found.ptr[rows],
-                found.ptr[rows + 1] - found.ptr[rows],
-                found.number[rows],
-            )
-            limit, ids = most[number], nodes[owner] | number + 1 << 32
-        else:
-            first = self._indptr[nodes].long()
-            degree, limit = (
-                self._indptr[nodes + 1].long() - first,
-                torch.full_like(nodes, cast(int, most)),
-            )
-            owner, ids = torch.arange(len(nodes)), nodes
-        count = torch.where(limit < 0, degree, torch.minimum(degree, limit))
-        position, row = expand_ranges(first, torch.where(count == degree, count, 0))
-        row = owner[row]
-        (chosen,) = (count < degree).nonzero(as_tuple=True)
-        if len(chosen):
-            which, place = draw_places(degree[chosen], count[chosen], ids[chosen], key)
-            which = chosen[which]
-            position, row = (
-                torch.cat([position, first[which] + place]),
-                torch.cat([row, owner[which]]),
-            )
-        if isinstance(self._relation, RelationRows):
-            position = self._relation.order[position]
-        num_edges = max(self._src.numel(), 1)
-        keys = (row * num_edges + position).sort().values
-        ends = torch.arange(len(nodes) + 1) * num_edges
-        return torch.searchsorted(keys, ends), keys % num_edges
-
     def _relations(self, most: Tensor) -> tuple:
         """Return the arguments of the kernels that say which edges are of which relation."""
         relation = cast(Tensor, self._relation)
@@ -215,8 +153,6 @@ class NeighborSampler:
 
     def _number(self, src: Tensor, position: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
         """Number the sources of edges; returns the nodes that had no number yet, and the numbers."""
-        if self._library is None:
-            return number_with_torch(src, position, num_known, self._local)
         fresh, local_src = torch.empty(2, position.numel(), dtype=torch.int64)
         self._library.sampling_number.restype = ctypes.c_int64
         num_fresh = self._library.sampling_number(
@@ -236,9 +172,6 @@ class NeighborSampler:
         num_nodes = ptr.numel() - 1
         edges = src.new_empty(2, src.numel())
         edges[0] = src
-        if self._library is None:
-            edges[1] = expand_ranges(ptr[:-1], ptr.diff())[1]
-            return transpose(from_csc(edges, ptr))
         T_src, T_dst, perm = torch.empty(3, src.numel(), dtype=torch.int64)
         rowptr = torch.empty(num_nodes + 1, dtype=torch.int64)
         self._library.sampling_transpose(
@@ -302,51 +235,3 @@ class GrowingSampler(NeighborSampler):
             self._new[0, position[~is_own] - len(src)],
         )
         return super()._number(found, torch.arange(len(found)), num_known)
-
-
-def draw_places(
-    degree: Int[Tensor, " num_rows"],
-    count: Int[Tensor, " num_rows"],
-    ids: Int[Tensor, " num_rows"],
-    key: int,
-) -> tuple[Int[Tensor, " num_drawn"], Int[Tensor, " num_drawn"]]:
-    """Choose `count` of the `degree` places of each row, fewer than all, by Floyd's algorithm.
-
-    Args:
-        ids: of the rows, 64 bits, of which their random numbers are a function.
-
-    Returns:
-        The row of each place that was chosen, and the place, below the row's degree.
-    """
-    turn = torch.arange(int(count.max()))
-    last = (degree - count).unsqueeze(1) + turn
-    state = mix_tensor(mix_tensor(ids) ^ signed(key)).unsqueeze(1)
-    places = _below(mix_tensor(state + (turn + 1) * signed(GOLDEN)), last + 1)
-    for j in range(1, len(turn)):  # a place that was chosen before gives way to the last one
-        is_taken = (places[:, :j] == places[:, j : j + 1]).any(1)
-        places[:, j] = torch.where(is_taken, last[:, j], places[:, j])
-    row, j = (turn < count.unsqueeze(1)).nonzero(as_tuple=True)
-    return row, places[row, j]
-
-
-def number_with_torch(
-    src: Int[Tensor, " num_edges"],
-    position: Int[Tensor, " num_drawn"],
-    num_known: int,
-    local: Int[Tensor, " num_nodes"],
-) -> tuple[Int[Tensor, " num_fresh"], Int[Tensor, " num_drawn"]]:
-    """Number the sources of edges as sampling.cpp does, in the order in which they appear."""
-    nodes = src[position].long()
-    new = nodes[local[nodes] < 0]
-    value, at = new.sort(stable=True)
-    is_first = torch.ones_like(value, dtype=torch.bool)
-    is_first[1:] = value[1:] != value[:-1]
-    fresh = new[at[is_first].sort().values]
-    local[fresh] = torch.arange(num_known, num_known + fresh.numel(), dtype=torch.int32)
-    return fresh, local[nodes].long()
-
-
-def _below(random: Tensor, bound: Tensor) -> Tensor:
-    """Scale 64 random bits to integers below a bound, which is below 2^32: the high half of their product."""
-    low, high = random & 0xFFFFFFFF, shift_right(random, 32)
-    return shift_right(high * bound + shift_right(low * bound, 32), 32)

@@ -16,7 +16,7 @@ from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.gnn.loaders.fan_outs import NumNeighbors, fan_outs_of, show
 from parallel_epochs.pipeline.graph import subgraph
-from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler, RelationRows
+from parallel_epochs.pipeline.graph.sampling import NeighborSampler, library
 from parallel_epochs.pipeline.run.schedule import Share
 from parallel_epochs.pipeline.run.seeds import stream
 
@@ -89,7 +89,7 @@ class NeighborLoader:
 
     def prepare(self) -> None:
         """Compile what draws and selects, once for all processes."""
-        LIBRARY.get(), subgraph.LIBRARY.get()
+        library(), subgraph.LIBRARY.get()
 
     def draw(self, round_: int, share: Share) -> SeedOrder:
         """Draw the order of the seeds that a share is a part of."""
@@ -132,9 +132,8 @@ class NeighborLoader:
         mean_nodes, mean_edges = (sum(column) / len(sizes) for column in zip(*sizes))
         seconds += (time.perf_counter() - start) / len(sizes)
         log.info(
-            "sampling: %s, num_neighbors=%s, %s batches of %s of %s seeds, with %s nodes and %s edges on average "
+            "sampling: native, num_neighbors=%s, %s batches of %s of %s seeds, with %s nodes and %s edges on average "
             "(of %d), %.3f s each",
-            self.name,
             self._shown,
             f"{self.num_batches:,}",
             f"{min(self._batch_size, len(order.seeds)):,}",
@@ -146,7 +145,7 @@ class NeighborLoader:
         )
         return {
             "sampling": {
-                "name": self.name,
+                "name": "native",
                 "num_neighbors": self._num_neighbors,
                 "num_batches": self.num_batches,
                 "num_seeds": len(order.seeds),
@@ -164,11 +163,6 @@ class NeighborLoader:
             else str(self._num_neighbors)
         )
 
-    @property
-    def name(self) -> str:
-        """The sampler that draws the neighbours."""
-        return "torch" if LIBRARY.get() is None else "native"
-
     def _samples(
         self, order: SeedOrder, numbers: Iterable[int]
     ) -> Iterator[tuple[int, int, tuple[EdgeIndex, Tensor, Tensor]]]:
@@ -183,12 +177,6 @@ class NeighborLoader:
             yield number, seeds.numel(), sampler.sample(seeds, int(key))
 
     @functools.cached_property
-    def _relation(self) -> Tensor | RelationRows | None:
+    def _relation(self) -> Tensor | None:
         """The relation of each edge, if neighbours are drawn from each relation for themselves."""
-        if not isinstance(self._fan_outs, Tensor):
-            return None
-        relation = self.data.edge_attr[:, 0]
-        if LIBRARY.get() is not None:
-            return relation
-        indptr = self.data.edge_index.get_csc()[0][0]
-        return RelationRows(indptr, relation, self._fan_outs.size(1))
+        return self.data.edge_attr[:, 0] if isinstance(self._fan_outs, Tensor) else None

@@ -8,13 +8,14 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import chi2, chi2_contingency, chisquare
 
 from parallel_epochs.models.edge_index import from_csc
+from parallel_epochs.models.kernels.hash import GOLDEN, MASK, mix
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import cli, folder
 from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data.cache import load
 from parallel_epochs.pipeline.gnn.loaders.neighbor import NeighborLoader, SeedOrder
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
-from parallel_epochs.pipeline.graph.sampling import LIBRARY, NeighborSampler
+from parallel_epochs.pipeline.graph.sampling import NeighborSampler
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.log import read_records
 from parallel_epochs.pipeline.run.ranks import Ranks
@@ -26,12 +27,15 @@ from tests.helpers.graphs import make_graph, random_graph, task_graph
 from tests.helpers.running import TOY, rounds_of, train
 from tests.helpers.tensors import threads
 
-BACKENDS = [
-    pytest.param(
-        True, id="native", marks=pytest.mark.skipif(LIBRARY.get() is None, reason="no C++ compiler")
-    ),
-    pytest.param(False, id="torch"),
-]
+
+def floyd(degree: int, count: int, number: int, key: int, hop: int) -> list[int]:
+    """The places of a row, identified by a number, that are drawn in a hop."""
+    state = mix(mix(number) ^ mix(key + (hop + 1) * GOLDEN & MASK))
+    found: list[int] = []
+    for j, last in enumerate(range(degree - count, degree)):
+        place = mix(state + (j + 1) * GOLDEN & MASK) * (last + 1) >> 64
+        found.append(last if place in found else place)
+    return sorted(found)
 
 
 def of_dtype(edge_index, dtype):
@@ -64,13 +68,18 @@ def test_what_is_drawn_are_edges_of_the_graph_and_as_many_as_asked_for(
     degree, src = whole.get_csc()[0][0].diff(), whole.as_tensor()[0]
     (ptr, _), _ = edge_index.get_csc()
     reached, first = len(seeds), 0
-    for most in num_neighbors:
+    for hop, most in enumerate(num_neighbors):
         last = reached
         for local in range(first, last):
             node = int(nodes[local])
             drawn = position[ptr[local] : ptr[local + 1]]
             assert len(drawn) == (degree[node] if most < 0 else min(int(degree[node]), most))
-            assert torch.equal(drawn, drawn.sort().values)
+            if len(drawn) < degree[node]:
+                begin = int(whole.get_csc()[0][0][node])
+                places = floyd(int(degree[node]), most, node, key, hop)
+                assert drawn.tolist() == [begin + place for place in places]
+            else:
+                assert torch.equal(drawn, drawn.sort().values)
         new = [
             n
             for n in src[position[ptr[first] : ptr[last]]].tolist()
@@ -81,25 +90,6 @@ def test_what_is_drawn_are_edges_of_the_graph_and_as_many_as_asked_for(
         first = last
     assert reached == len(nodes) and ptr[first] == ptr[-1] or first == len(nodes)
 
-    for ours, theirs in zip(
-        (edge_index, nodes, position),
-        NeighborSampler(whole, num_neighbors, native=False).sample(seeds, key),
-    ):
-        assert torch.equal(ours, theirs)
-
-
-def test_torch_fills_both_orders_as_the_kernel_does():
-    data = random_graph(40, 200, 0)
-    a, b = (
-        NeighborSampler(data.edge_index, [3, 3], native=native).sample(torch.arange(7), 5)[0]
-        for native in (True, False)
-    )
-    for order in ("get_csc", "get_csr"):
-        (ptr, other), perm = getattr(a, order)()
-        (ptr_b, other_b), perm_b = getattr(b, order)()
-        assert torch.equal(ptr, ptr_b) and torch.equal(other, other_b)
-        assert perm is perm_b is None or torch.equal(perm, perm_b)
-
 
 def star(degree: int, num_centres: int):
     """Nodes with the same neighbours, which are others and come first."""
@@ -109,23 +99,20 @@ def star(degree: int, num_centres: int):
     ).edge_index
 
 
-def draw_of_centres(
-    degree: int, num_centres: int, count: int, *, key: int = 0, native: bool = True
-) -> torch.Tensor:
+def draw_of_centres(degree: int, num_centres: int, count: int, *, key: int = 0) -> torch.Tensor:
     """What each centre of a star draws, [num_centres, count], ascending."""
-    sampler = NeighborSampler(star(degree, num_centres), [count], native=native)
+    sampler = NeighborSampler(star(degree, num_centres), [count])
     return (
         sampler.sample(degree + torch.arange(num_centres), key)[2].view(num_centres, count) % degree
     )
 
 
-@pytest.mark.parametrize("native", BACKENDS)
-def test_every_neighbour_and_every_set_of_neighbours_is_equally_likely(native):
-    first, second = draw_of_centres(6, 3000, 2, native=native).T
+def test_every_neighbour_and_every_set_of_neighbours_is_equally_likely():
+    first, second = draw_of_centres(6, 3000, 2).T
     pairs = torch.bincount(6 * first + second, minlength=36).view(6, 6)
     assert int(pairs.tril().sum()) == 0  # without replacement
     assert chisquare(pairs[tuple(torch.triu_indices(6, 6, 1))]).pvalue > 0.01
-    times = torch.bincount(draw_of_centres(40, 2000, 15, native=native).flatten(), minlength=40)
+    times = torch.bincount(draw_of_centres(40, 2000, 15).flatten(), minlength=40)
     # Without replacement the counts vary less than those of independent draws.
     expected = 2000 * 15 / 40
     statistic = float(((times - expected) ** 2 / expected).sum()) / ((40 - 15) / 39)
@@ -156,18 +143,15 @@ def test_draws_of_nodes_hops_and_keys_are_independent():
     assert not torch.equal(hop_1, hop_2) and p_value_of_independence(hop_1 % 4, hop_2 % 4) > 0.01
 
 
-@pytest.mark.parametrize("native", BACKENDS)
-def test_a_draw_depends_on_nothing_but_key_hop_and_node(native):
+def test_a_draw_depends_on_nothing_but_key_hop_and_node():
     data = random_graph(300, 6000, 0)
-    sampler = NeighborSampler(data.edge_index, [4, 3], native=native)
+    sampler = NeighborSampler(data.edge_index, [4, 3])
     together = sampler.sample(torch.arange(100), 7)
     for number in (1, 3):
         with threads(number):
             again = sampler.sample(torch.arange(100), 7)
         assert all(torch.equal(a, b) for a, b in zip(together, again))
-    backwards = NeighborSampler(data.edge_index, [4], native=native).sample(
-        torch.arange(100).flip(0), 7
-    )
+    backwards = NeighborSampler(data.edge_index, [4]).sample(torch.arange(100).flip(0), 7)
     of_node = [
         set(p.tolist()) for p in backwards[2].split(backwards[0].get_csc()[0][0].diff().tolist())
     ][:100]
