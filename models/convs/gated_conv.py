@@ -11,17 +11,12 @@ from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
 
 from parallel_epochs.models.aggregate import check_rows
 from parallel_epochs.models.convs.fused_conv import FusedConv, read_nodes
-from parallel_epochs.models.convs.sum_convs import REDUCTIONS, why_aggr
-from parallel_epochs.models.edge_index import for_pyg, plain_edges
+from parallel_epochs.models.edge_index import for_pyg
 from parallel_epochs.models.kernels.choose import Fused
-from parallel_epochs.models.kernels.operator import is_transformed
 from parallel_epochs.models.messages import gated
-from parallel_epochs.models.messages.reference import reduce_messages
 from parallel_epochs.models.plain import is_plain
 from parallel_epochs.models.structure import find_structure
 
-# Gates that draw no random numbers and have no parameters.
-_GATES = (torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU, torch.nn.Identity)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _KERNEL = Fused("gated sums", gated)
 
@@ -30,15 +25,14 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
     """Gated graph convolution, ``W1 x_i + sum_j act(W3 [x_i, e_ij] + W4 [x_j, e_ij]) * W2 [x_j, e_ij]``.
 
     Its arguments are those of :class:`torch_geometric.nn.ResGatedGraphConv`. The products with `x` are made for the
-    nodes. The kernel makes gates and messages, and again in backward; where it cannot run, plain torch makes them for all
-    edges.
+    nodes. The kernel makes gates and messages, and again in backward. PyG's own code runs where it cannot.
     """
 
     def forward(
         self, x: Tensor | PairTensor, edge_index: Adj, edge_attr: OptTensor = None
     ) -> Tensor:
         """Convolve once; arguments and result are those of PyG's layer."""
-        if self._runs_pygs_own(x, edge_index, self._why_special(edge_attr)):
+        if self._runs_pygs_own(x, edge_index, self._why_special(x, edge_attr)):
             # PyG writes the code of propagate from this: propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: OptTensor)  # noqa: E501
             return super().forward(x, for_pyg(edge_index), edge_attr)
         x_src, x_dst, num_dst = read_nodes(x, edge_index)
@@ -54,7 +48,10 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
         if edge_attr is not None:
             check_rows(edge_index, edge_attr)
             weights = of_key[0] + of_query[0], of_value[0]
-        out = self._sum(edge_index, key, query, value, edge_attr, *weights, num_dst=num_dst)
+        structure = find_structure(
+            edge_index, query.size(0), num_dst, by_source=torch.is_grad_enabled()
+        )
+        out = gated.sum_gated(key, query, value, edge_attr, *weights, structure)
         if self.root_weight:
             out = out + self.lin_skip(x_dst)
         return out if self.bias is None else out + self.bias
@@ -69,58 +66,20 @@ class ResGatedGraphConv(FusedConv, pyg.ResGatedGraphConv):
             lin.weight[:, width:],
         ]
 
-    def _sum(
-        self,
-        edges: Tensor,
-        key: Tensor,
-        query: Tensor,
-        value: Tensor,
-        attr: OptTensor,
-        of_gate: OptTensor,
-        of_value: OptTensor,
-        *,
-        num_dst: int,
-    ) -> Tensor:
-        if not _KERNEL.why_reference(
-            self.kernel, query.device.type, lambda: self._why_reference(query, attr)
-        ):
-            structure = find_structure(
-                edges, query.size(0), num_dst, by_source=torch.is_grad_enabled()
-            )
-            return gated.sum_gated(key, query, value, attr, of_gate, of_value, structure)
-        src, dst = plain_edges(edges)
-        gate = key.index_select(0, dst) + query.index_select(0, src)
-        message = value.index_select(0, src)
-        if attr is not None:
-            gate = gate + torch.nn.functional.linear(attr, of_gate)
-            message = message + torch.nn.functional.linear(attr, of_value)
-        return reduce_messages(self.act(gate) * message, dst, num_dst, REDUCTIONS[self.aggr])
-
-    def _why_reference(self, x: Tensor, attr: OptTensor) -> str:
-        """Return the reason why the kernel cannot compute this, or an empty text."""
-        is_sigmoid = is_plain(self.act, torch.nn.Sigmoid) or self.act is torch.sigmoid
-        if not is_sigmoid or self.aggr not in ("add", "sum"):
-            return f"the kernel has no act={self.act} with aggr={self.aggr}"
-        if x.dtype not in _DTYPES:
-            return f"there is no kernel for {x.dtype}"
-        if is_transformed():
-            return "the kernel supports no torch.compile, torch.func, torch.jit.trace or forward-mode derivatives"
-        if attr is not None and attr.size(1) > gated.MAX_EDGE_DIM:
-            return (
-                f"there are {attr.size(1)} edge features, and the kernel takes {gated.MAX_EDGE_DIM}"
-            )
-        return ""
-
-    def _why_special(self, edge_attr: OptTensor) -> str:
+    def _why_special(self, x: Tensor | PairTensor, edge_attr: OptTensor) -> str:
         if (edge_attr is None) != (self.edge_dim is None):
             return f"edge_dim={self.edge_dim}, {'without' if edge_attr is None else 'with'} edge features"
-        if not is_plain(self.act, *_GATES) and self.act not in (
-            torch.sigmoid,
-            torch.tanh,
-            torch.relu,
-        ):
-            return f"act={self.act}"
         layers = (self.lin_key, self.lin_query, self.lin_value)
         if self.edge_dim is not None and not all(is_plain(lin, pyg.Linear) for lin in layers):
             return "lin_key, lin_query or lin_value was replaced or has hooks"
-        return why_aggr(self)
+        is_sigmoid = is_plain(self.act, torch.nn.Sigmoid) or self.act is torch.sigmoid
+        if not is_sigmoid or self.aggr not in ("add", "sum"):
+            return f"the kernel has no act={self.act} with aggr={self.aggr}"
+        own = x if isinstance(x, Tensor) else x[0]
+        if own.dtype not in _DTYPES:
+            return f"there is no kernel for {own.dtype}"
+        if self.edge_dim is not None and self.edge_dim > gated.MAX_EDGE_DIM:
+            return f"there are {self.edge_dim} edge features, and the kernel takes {gated.MAX_EDGE_DIM}"
+        if self.kernel == "reference":
+            return "kernel=reference"
+        return _KERNEL.why_not(own.device.type, str)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 from torch_geometric import nn as pyg
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import (  # noqa: F401 (PyG looks for them here)
     Adj,
     OptPairTensor,
@@ -27,10 +26,8 @@ class GCNConv(FusedConv, pyg.GCNConv):
     """Graph convolution, ``D^-1/2 (A + I) D^-1/2 x W``, with the arguments of :class:`torch_geometric.nn.GCNConv`.
 
     The self-loops are a term of the nodes, and the degrees scale the nodes before and after the sum, so that no list
-    of edges is built. With ``cached=True`` PyG normalizes the edges of the first call.
+    of edges is built. With ``cached=True`` PyG's own code runs.
     """
-
-    _cached_edge_index: tuple[Tensor, Tensor] | None
 
     def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
         """Convolve once.
@@ -43,25 +40,16 @@ class GCNConv(FusedConv, pyg.GCNConv):
         Returns:
             [num_nodes, out_channels]
         """
-        if isinstance(x, (tuple, list)) or self._runs_pygs_own(
-            x, edge_index, "" if self.aggr == "add" else f"aggr={self.aggr}"
-        ):
+        special = "cached=True" if self.cached else why_aggr(self)
+        if isinstance(x, (tuple, list)) or self._runs_pygs_own(x, edge_index, special):
             # PyG writes the code of propagate from this: propagate_type: (x: Tensor, edge_weight: OptTensor)
             return super().forward(x, for_pyg(edge_index), edge_weight)
-        is_normalized = not self.normalize
-        if self.normalize and self.cached:
-            # PyG normalizes the edges of the first call, and they are kept where its code looks for them.
-            if self._cached_edge_index is None:
-                options = x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
-                self._cached_edge_index = gcn_norm(for_pyg(edge_index), edge_weight, *options)
-            edge_index, edge_weight = self._cached_edge_index
-            is_normalized = True
         h = self.lin(x)
         num_nodes = read_nodes(h, edge_index)[2]
-        if is_normalized:
-            out = _reduce(self, h, edge_index, edge_weight, num_nodes)
-        else:
+        if self.normalize:
             out = self._sum_normalized(h, edge_index, edge_weight, x.dtype)
+        else:
+            out = _reduce(self, h, edge_index, edge_weight, num_nodes)
         return out if self.bias is None else out + self.bias
 
     def _sum_normalized(
