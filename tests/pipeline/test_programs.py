@@ -181,10 +181,6 @@ NETWORKS = {
         lambda: DeeperGCN(6, 8, 3, 2, aggr="max", num_categories=2),
         {"types": 2},
     ),
-    "deepergcn of power": (
-        lambda: DeeperGCN(6, 8, 3, 2, aggr="power", norm="batch"),
-        {},
-    ),
     "deepergcn of relations": (
         lambda: DeeperGCN(6, 8, 3, 2, edge_dim=1, num_relations=3),
         {"relations": 3},

@@ -229,7 +229,6 @@ COMMANDS = [
         "train.epochs must be less than 2^63, not 99999999999999999999",
     ),
     (TRAIN, "seed=-1", "seed must be in [0, 2^63), not -1"),
-    (TRAIN, "model.p=0", "model.p must not be 0: the power mean divides by it"),
     (TRAIN, "device=tpu0", "device=tpu0 is unknown; choose auto, cpu, cuda or cuda:N"),
     (
         TRAIN,

@@ -20,11 +20,17 @@ def test_keys_that_do_nothing_are_named(configure):
     assert effects.explain_idle_keys(configure()) is None
     assert effects.explain_idle_keys(configure("+experiment=ogbn_products")) is None
     found = effects.explain_idle_keys(
-        configure("evaluation.num_views=3", "model.p=2", "partition=whole", "partition.num_parts=8")
+        configure(
+            "evaluation.num_views=3",
+            "model.aggr=max",
+            "model.t=2",
+            "partition=whole",
+            "partition.num_parts=8",
+        )
     )
     assert found == (
-        "without effect: partition.num_parts=8 with partition.name=whole, model.p=2.0 with "
-        "model.aggr=softmax, evaluation.num_views=3 with evaluation.method=exact"
+        "without effect: partition.num_parts=8 with partition.name=whole, model.t=2.0 with "
+        "model.aggr=max, evaluation.num_views=3 with evaluation.method=exact"
     )
 
 
