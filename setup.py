@@ -1,4 +1,4 @@
-"""Packs compiled kernels and a list of parts into the wheel, for ``make wheel``; pyproject.toml has everything else.
+"""Packs compiled kernels into the wheel, for ``make wheel``; pyproject.toml has everything else.
 
 Where the environment variable PARALLEL_EPOCHS_KERNELS names a folder, every kernel is compiled into it for each level
 of vector instructions, unless the library is there already. The wheel then has these libraries and the tag of the
@@ -8,9 +8,7 @@ systems that can load them. PARALLEL_EPOCHS_TARGET names the system: ``linux-x86
 
 import concurrent.futures
 import fcntl
-import hashlib
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -160,65 +158,6 @@ def find_tag(libraries: list[Path], system: str = "linux", machine: str = "x86_6
     return f"manylinux_{major}_{minor}_{machine}"
 
 
-def list_parts(distribution: Distribution, libraries: list[Path]) -> dict:
-    """Return a software bill of materials in CycloneDX's form: dependencies, and the libraries with their checksums.
-
-    The wheel holds no code of others. The versions of dependencies are those of constraints.txt, which were tested.
-    """
-    name, version = distribution.get_name(), distribution.get_version()
-    constraints = ROOT / "constraints.txt"
-    pinned = re.findall(
-        r"^([\w.-]+)==(\S+)", constraints.read_text() if constraints.exists() else "", re.MULTILINE
-    )
-    tested = {re.sub("[-_.]+", "-", package).lower(): number for package, number in pinned}
-    components = []
-    for requirement in distribution.install_requires:
-        package = re.sub("[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
-        number = tested.get(package)
-        components.append(
-            {
-                "type": "library",
-                "name": package,
-                "scope": "required",
-                "bom-ref": package,
-                **({"version": number, "purl": f"pkg:pypi/{package}@{number}"} if number else {}),
-                "properties": [{"name": "parallel-epochs:requires", "value": requirement}],
-            }
-        )
-    components += [
-        {
-            "type": "file",
-            "name": path.name,
-            "bom-ref": path.name,
-            "hashes": [
-                {"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}
-            ],
-            "properties": [
-                {"name": "parallel-epochs:compiler", "value": SHIPPED.find_compiler(path)}
-            ],
-        }
-        for path in sorted(libraries)
-    ]
-    refs = [component["bom-ref"] for component in components]
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "version": 1,
-        "metadata": {
-            "component": {
-                "type": "library",
-                "bom-ref": name,
-                "name": name,
-                "version": version,
-                "purl": f"pkg:pypi/{name}@{version}",
-                "licenses": [{"license": {"id": "MIT"}}],
-            }
-        },
-        "components": components,
-        "dependencies": [{"ref": name, "dependsOn": refs}],
-    }
-
-
 class Build(build_py):
     """Copies the kernels next to the modules, but never into a checkout."""
 
@@ -233,7 +172,7 @@ class Build(build_py):
 
 
 class Wheel(bdist_wheel):
-    """Gives a wheel with kernels the tag of any Python 3 on its systems, and every wheel a list of its parts."""
+    """Gives a wheel with kernels the tag of any Python 3 on its systems."""
 
     def get_tag(self):
         return (
@@ -241,13 +180,6 @@ class Wheel(bdist_wheel):
             if KERNELS
             else super().get_tag()
         )
-
-    def egg2dist(self, egginfo_path, distinfo_path):
-        super().egg2dist(egginfo_path, distinfo_path)
-        parts = list_parts(self.distribution, compile_kernels(KERNELS) if KERNELS else [])
-        file = Path(distinfo_path, "sboms", "parallel-epochs.cdx.json")
-        file.parent.mkdir()
-        file.write_text(json.dumps(parts, indent=1) + "\n")
 
 
 class WithKernels(Distribution):

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from parallel_epochs.models import edge_index as edges
-from parallel_epochs.models.aggregate import fused
 from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
@@ -259,15 +258,6 @@ def test_a_block_of_edges_ends_before_a_row_that_is_too_many():
         (4, 5),
     ]
     assert edges.cut_into_blocks(torch.tensor([0, 2, 4, 6]), 4) == [(0, 2), (2, 3)]
-
-
-def test_what_the_fused_kernel_does_not_take():
-    x, edge_index = torch.ones(3, 2), torch.zeros(2, 1, dtype=torch.int64)
-    assert "eps is -1e-07" in fused.why_not_fused(x, edge_index, eps=-1e-7)
-    assert "more than one element" in fused.why_not_fused(
-        x, edge_index, scalars=(torch.ones(2), 1.0, 0.0)
-    )
-    assert edges.pad(torch.tensor([0, 2, 3]), 4, "destination").tolist() == [0, 2, 3, 3, 3]
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_write_is_over(

@@ -123,6 +123,8 @@ def test_any_number_of_channels(features, channels):
 def test_a_row_of_many_chunks(aggr, features):
     check(aggr, features, 8, num_edges=320, hub=300)
     edge_index, inputs, grad = problem(aggr, features, 8, num_edges=320, hub=300)
+    first, second = (compute(edge_index, inputs, grad, aggr=aggr) for _ in range(2))
+    assert all(value is None or torch.equal(value, second[name]) for name, value in first.items())
     edge_index = edge_index.flip(0)
     inputs["x"], grad = inputs["x"][:9], grad.repeat(2, 1)[:12]
     assert_close(
@@ -157,14 +159,6 @@ def test_16_bits(aggr, features, dtype):
     assert ours["out"].dtype == ours["x"].dtype == dtype
     exact = compute(edge_index, inputs | {"t": inputs["t"].to(dtype)}, grad, aggr=aggr, exact=True)
     assert_close(ours, exact, 2e-3 if dtype == torch.float16 else 1e-2, grad=grad)
-
-
-@pytest.mark.parametrize("aggr", ["softmax", *more(*(aggr for aggr in KINDS if aggr != "softmax"))])
-def test_runs_agree_to_the_bit(aggr):
-    arguments = problem(aggr, 3, 20, hub=40)
-    first, second = (compute(*arguments, aggr=aggr) for _ in range(2))
-    for name, value in first.items():
-        assert value is None or torch.equal(value, second[name]), name
 
 
 def test_max_finds_ties_in_all_chunks_of_a_row():

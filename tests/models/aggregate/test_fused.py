@@ -231,7 +231,7 @@ def check_any_graph(aggr, sizes, num_edges, channels, features, dtype, t, p, see
     check(edge_index, inputs, grad, aggr=aggr)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given_any_graph
 def test_any_graph(**case):
     check_any_graph(**case)
@@ -391,6 +391,9 @@ def test_what_runs_and_why():
     x = inputs["x"]
     assert backend(x, edge_index) == f"fused-cpu ({cpu.LIBRARY.find_simd()})"
     assert "float64" in backend(x.double(), edge_index)
+    assert "eps is -1e-07" in backend(x, edge_index, eps=-1e-7)
+    with pytest.raises(ValueError, match="t or p has more than one element"), unchecked():
+        aggregate(x, edge_index, t=torch.ones(2), kernel="fused")
     assert backend(x, edge_index, kernel="reference") == "reference (kernel=reference)"
     with pytest.raises(ValueError, match="float64.*kernel=auto"):
         aggregate(x.double(), edge_index, kernel="fused")

@@ -86,25 +86,6 @@ def test_output_and_gradients_are_those_of_pygs_layer(name, kernel):
         )
 
 
-@pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_without_gradients_the_bits_are_the_same(name, precision):
-    kind, num_nodes, num_edges, num_relations = CASES[name]
-    torch.manual_seed(0)
-    relations = Relations(
-        *kind(num_nodes, num_edges, num_relations), num_relations, num_nodes, num_nodes
-    )
-    x, weight = (
-        torch.randn(num_nodes, CHANNELS),
-        torch.randn(num_relations, CHANNELS, OUT, requires_grad=True),
-    )
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
-        expected = convolve(x, weight, relations)
-        with torch.no_grad():
-            assert torch.equal(convolve(x, weight, relations), expected)
-
-
 def test_each_relation_is_expanded_at_its_smaller_end():
     edges, relation = draw(40, 120, 7)
     relations = Relations(edges, relation, 7, 40, 40)

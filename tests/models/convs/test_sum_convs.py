@@ -218,7 +218,6 @@ def test_pygs_own_code_runs_where_no_kernel_can(name, arguments, options, more, 
         ("GINConv", (torch.nn.Identity,), {}, ""),
         ("GINEConv", (lambda: torch.nn.Linear(64, 64),), {"edge_dim": EDGE_DIM}, ATTR),
         ("ResGatedGraphConv", (64, 64), {"edge_dim": EDGE_DIM}, ATTR),
-        ("RGCNConv", (64, 64, 2), {}, ""),
     ],
 )
 @pytest.mark.parametrize("kernel", ["fused", "pyg"])
@@ -228,8 +227,6 @@ def test_no_tensor_of_edges_x_channels_is_made(name, arguments, options, feature
     )
     edges, attr = tiny_graph(EDGE_DIM)
     more = {"": [], WEIGHT: [attr[:, 0]], ATTR: [attr]}[features]
-    if name == "RGCNConv":
-        more = [torch.zeros(NUM, dtype=torch.int64)]
     edges = edges.as_tensor()  # PyG has no messages of GraphConv's for an EdgeIndex
     x = torch.randn(int(edges.max()) + 1, 64, requires_grad=True)
     with Largest(torch.is_floating_point) as largest:

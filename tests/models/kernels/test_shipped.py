@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -156,35 +155,3 @@ def test_a_wheel_has_the_tag_of_the_newest_glibc_that_its_libraries_need(setup, 
     assert setup.find_tag(libraries[1:]) == "manylinux_2_17_x86_64"
     assert setup.find_tag(libraries[1:], "linux", "aarch64") == "manylinux_2_17_aarch64"
     assert setup.find_tag([], "darwin", "aarch64") == "macosx_11_0_arm64"
-
-
-def test_the_list_of_parts_names_dependencies_and_libraries(setup, tmp_path):
-    library = tmp_path / "norm_avx2_0.so"
-    library.write_bytes(b"abc")
-    distribution = setup.Distribution(
-        {
-            "name": "parallel-epochs",
-            "version": "1.2",
-            "install_requires": ["torch>=2.9", "torch_geometric>=2.7", "unknown_package"],
-        }
-    )
-    parts = json.loads(json.dumps(setup.list_parts(distribution, [library])))
-    torch, geometric, unknown, file = parts["components"]
-    pinned = (ROOT / "constraints.txt").read_text()
-    assert (
-        f"\ntorch=={torch['version']}\n" in pinned
-        and torch["purl"] == f"pkg:pypi/torch@{torch['version']}"
-    )
-    assert (
-        geometric["name"] == "torch-geometric"
-        and geometric["version"] in pinned
-        and "version" not in unknown
-    )
-    assert (
-        file["hashes"][0]["content"]
-        == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    )
-    assert parts["metadata"]["component"]["version"] == "1.2"
-    assert parts["dependencies"][0]["dependsOn"] == [
-        part["bom-ref"] for part in parts["components"]
-    ]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch_geometric import EdgeIndex, nn as pyg
+from torch_geometric import nn as pyg
 
 from parallel_epochs import models
 from parallel_epochs.models import DeeperGCN, GENConv
@@ -233,20 +233,6 @@ def test_res_plus_is_the_published_order():
     h = model.convs[0](model.node_encoder(data.x), index)
     h = h + model.convs[1](model.norms[0](h).relu(), index)
     torch.testing.assert_close(model(data.x, index), model.head(model.norms[1](h).relu()))
-
-
-def test_a_model_takes_any_edge_index():
-    data = random_graph(20, 60, 0)
-    model = DeeperGCN(5, 8, 2, 3, edge_dim=3).eval()
-    plain = data.edge_index.as_tensor().long()
-    shuffled = torch.randperm(plain.size(1))
-    expected = model(data.x, data.edge_index, data.edge_attr)
-    torch.testing.assert_close(model(data.x, plain, data.edge_attr), expected)
-    torch.testing.assert_close(
-        model(data.x, plain[:, shuffled], data.edge_attr[shuffled]), expected
-    )
-    unsorted = EdgeIndex(plain[:, shuffled], sparse_size=(20, 20))
-    torch.testing.assert_close(model(data.x, unsorted, data.edge_attr[shuffled]), expected)
 
 
 def test_the_name_that_a_checkout_gives_to_the_package_leads_to_the_same_classes(monkeypatch):

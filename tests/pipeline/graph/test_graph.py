@@ -25,7 +25,7 @@ def test_edges_are_sorted_by_destination_then_source():
     edge_index.validate()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 100), st.integers(0, 10**6))
 def test_transpose_equals_pyg(num_nodes, num_pairs, seed):
     ours = random_graph(num_nodes, num_pairs, seed, symmetric=False).edge_index
@@ -73,7 +73,7 @@ def test_components_by_hand():
     assert "components: 3, of which 1 is a single node" in str(found)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 150), st.integers(0, 10**6), st.data())
 def test_induced_subgraph_equals_pyg(num_nodes, num_pairs, seed, draw):
     data = random_graph(num_nodes, num_pairs, seed)
@@ -96,7 +96,7 @@ def test_induced_subgraph_equals_pyg(num_nodes, num_pairs, seed, draw):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 60),
     st.integers(0, 300),

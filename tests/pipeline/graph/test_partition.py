@@ -61,7 +61,7 @@ def test_metis_on_loops_duplicates_and_tiny_graphs():
         assert is_partition(p, 3) and bool((p.ptr.diff() > 0).all())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 30), st.integers(1, 8), st.integers(0, 2**31))
 def test_random_partition_is_balanced_and_merges(num_nodes, num_parts, clusters_per_step, seed):
     p = partitions.random_partition(num_nodes, min(num_parts, num_nodes), stream("test", seed))
@@ -76,7 +76,7 @@ def test_random_partition_is_balanced_and_merges(num_nodes, num_parts, clusters_
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(1, 50), min_size=4, max_size=60), st.integers(1, 4), st.integers(0, 1000)
 )
