@@ -9,20 +9,9 @@ from parallel_epochs.pipeline.data.readers import (
     ogb_node,
 )  # before ogb itself, which it keeps from asking the network
 
-import ogb.graphproppred  # isort: skip
 from ogb.utils.features import get_atom_feature_dims, get_bond_feature_dims  # isort: skip
 
-# Metrics that OGB's Evaluator knows, and a dataset that it knows them by.
-OFFICIAL = {"rocauc": "ogbg-molhiv", "ap": "ogbg-molpcba", "acc": "ogbg-ppa"}
-
 hash_content, download = ogb_node.hash_content, ogb_node.download
-
-
-def evaluator(metric: str, num_tasks: int) -> ogb.graphproppred.Evaluator:
-    """OGB's Evaluator for "rocauc" or "ap" (means over tasks) or "acc", whatever the number of tasks."""
-    out = ogb.graphproppred.Evaluator(OFFICIAL[metric])
-    out.num_tasks = num_tasks
-    return out
 
 
 def read(directory: Path, name: str) -> Graph:

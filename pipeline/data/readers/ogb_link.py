@@ -120,30 +120,3 @@ def _load(path: Path) -> dict:
             f"{path} holds a {type(saved).__name__}, not a table of pairs for each of its names"
         )
     return saved
-
-
-def official_metric(
-    metric: str, y_pred_pos: Tensor, y_pred_neg: Tensor, *, block: int = 256
-) -> float:
-    """Ask OGB's Evaluator for "hits@K" or "mrr", each positive pair ranked among all negative ones or its own;
-    scikit-learn for "rocauc" or "ap", as OGB's Evaluator of other tasks does.
-
-    Args:
-        y_pred_pos, y_pred_neg: scores, [num_positive] and [num_negative]; for "mrr" perhaps [num_positive, each].
-        block: positive pairs at a time, as OGB compares each with each for "mrr".
-    """
-    if metric in ("rocauc", "ap"):
-        from sklearn.metrics import average_precision_score, roc_auc_score
-
-        y_true = np.repeat([1, 0], [len(y_pred_pos), len(y_pred_neg)])
-        score = roc_auc_score if metric == "rocauc" else average_precision_score
-        return float(score(y_true, torch.cat([y_pred_pos, y_pred_neg]).numpy()))
-    evaluator = ogb_node.link_evaluator(metric)
-    if metric != "mrr":
-        return float(evaluator.eval({"y_pred_pos": y_pred_pos, "y_pred_neg": y_pred_neg})[metric])
-    own = y_pred_neg if y_pred_neg.dim() == 2 else y_pred_neg.expand(len(y_pred_pos), -1)
-    lists = [
-        evaluator.eval({"y_pred_pos": part, "y_pred_neg": others})["mrr_list"]
-        for part, others in zip(y_pred_pos.split(block), own.split(block), strict=True)
-    ]
-    return float(torch.cat(lists).double().mean())

@@ -49,25 +49,6 @@ DOWNLOAD_ERRORS = (
     EOFError,
 )
 
-# Metrics that OGB's Evaluator knows, and a dataset that it knows them by.
-OFFICIAL = {"rocauc": "ogbn-proteins", "acc": "ogbn-arxiv"}
-
-
-def evaluator(metric: str, num_tasks: int) -> ogb.nodeproppred.Evaluator:
-    """OGB's Evaluator for "rocauc" (mean over tasks) or "acc", whatever the number of tasks."""
-    out = ogb.nodeproppred.Evaluator(OFFICIAL[metric])
-    out.num_tasks = num_tasks
-    return out
-
-
-def link_evaluator(metric: str) -> ogb.linkproppred.Evaluator:
-    """OGB's Evaluator for "mrr", or "hits@K" of any K."""
-    out = ogb.linkproppred.Evaluator("ogbl-citation2" if metric == "mrr" else "ogbl-collab")
-    out.eval_metric = metric
-    if metric != "mrr":
-        out.K = int(metric.removeprefix("hits@"))
-    return out
-
 
 def meta(name: str) -> pd.Series:
     """A dataset in OGB's own table.

@@ -36,7 +36,7 @@ EVALUATION = ("method", "num_views", "num_parts", "num_neighbors")
 
 
 def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, float]:
-    """Evaluate a checkpoint of a run by OGB's Evaluator, and save its predictions if asked to.
+    """Evaluate a checkpoint of a run, and save its predictions if asked to.
 
     Returns:
         The metric of each split.
@@ -53,7 +53,7 @@ def evaluate(run: SavedRun[GNNConfig], asked: GNNEvaluateConfig) -> dict[str, fl
         )
     setup, predicted = predict_rows(run, wanted)
 
-    scores = setup.task.scores(setup.model, predicted.rows, official=True)
+    scores = setup.task.scores(setup.model, predicted.rows)
     if is_new:
         scores = _name_parts(setup, scores)
     title = f"{run.title(predicted.epoch)}, by {setup.config.evaluation.method}"

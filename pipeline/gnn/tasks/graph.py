@@ -25,8 +25,6 @@ class GraphTask(NodeTask):
         num_last: number of the last columns of ``x`` that say where a node stands in its graph.
     """
 
-    evaluators = "parallel_epochs.pipeline.data.readers.ogb_graph"
-
     def __init__(self, data: Data, **options: Any):
         super().__init__(data, **options)
         self.num_rows, self.num_last = data.ptr.numel() - 1, 0

@@ -136,15 +136,12 @@ class LinkTask:
         self,
         model: torch.nn.Module | None,
         rows: Float[Tensor, "num_rows columns"],
-        *,
-        official: bool = False,
     ) -> dict[str, float]:
         """Compute the metric of each split; NaN for a split without pairs.
 
         Args:
             model: decodes the pairs.
             rows: embeddings of every node; with `test_data`, those from it behind them.
-            official: ask OGB's Evaluator, for the same numbers.
 
         Raises:
             FloatingPointError: an embedding or a score is not finite.
@@ -163,7 +160,7 @@ class LinkTask:
         def decode(key: str) -> Tensor:
             return self.decode(model, rows, self.pairs_of(key), of_test=key.startswith("test"))
 
-        return self.rank_pairs(decode, official=official)
+        return self.rank_pairs(decode)
 
     @property
     def has_own_negatives(self) -> bool:
@@ -181,9 +178,7 @@ class LinkTask:
             else pairs
         )
 
-    def rank_pairs(
-        self, score: Callable[[str], Tensor], *, official: bool = False
-    ) -> dict[str, float]:
+    def rank_pairs(self, score: Callable[[str], Tensor]) -> dict[str, float]:
         """Compute the metric of each split from scores of its pairs, by whatever method; see :meth:`scores`.
 
         Args:
@@ -195,7 +190,6 @@ class LinkTask:
             split: self._score(
                 scored[f"{split}_pairs"],
                 scored[f"{'valid' if split == 'train' else split}_negatives"],
-                official,
             )
             for split in SPLITS
         }
@@ -313,18 +307,12 @@ class LinkTask:
             decoder.find_paths(data.edge_index.to(device), data.num_nodes),
         )
 
-    def _score(self, positive: Tensor, negative: Tensor, official: bool) -> float:
+    def _score(self, positive: Tensor, negative: Tensor) -> float:
         if not len(positive) or not len(negative):
             return math.nan
         if self._each:
             negative = negative.view(-1, self._each)[: len(positive)]
-        if not official:
-            return link_metric(self.metric, positive, negative)
-        from parallel_epochs.pipeline.data.readers.ogb_link import (
-            official_metric,
-        )  # takes as long to import as torch
-
-        return official_metric(self.metric, positive, negative)
+        return link_metric(self.metric, positive, negative)
 
     def _with_valid_edges(self) -> Data:
         """Add an edge for each validation pair, both ways round; of a relation, an edge of it and of its reverse."""

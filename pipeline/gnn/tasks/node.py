@@ -1,7 +1,6 @@
 """The labels of nodes: binary tasks, one class, or real values."""
 
 import copy
-import importlib
 import math
 from typing import Self
 
@@ -50,13 +49,10 @@ class NodeTask:
         in_channels: columns of what the model gets, without one-hot categories.
         out_channels: columns of what it returns.
         num_rows: number of nodes to predict.
-        evaluators: module with OGB's Evaluator and ``OFFICIAL``, the metrics that it knows.
 
     Raises:
         ValueError: the graph has no labels of nodes, or they do not fit `class_weights`.
     """
-
-    evaluators = "parallel_epochs.pipeline.data.readers.ogb_node"
 
     def __init__(
         self,
@@ -200,28 +196,23 @@ class NodeTask:
         self,
         model: torch.nn.Module | None,
         rows: Float[Tensor, "num_rows out_channels"],
-        *,
-        official: bool = False,
     ) -> dict[str, float]:
         """Compute the metric on the nodes of each split; NaN for a split on which it is undefined.
 
         Args:
             model: not needed here; a task whose rows are embeddings decodes them with it.
             rows: logits or values of every node.
-            official: ask OGB's Evaluator where it knows the metric, for the same numbers in ten times the time.
 
         Raises:
             FloatingPointError: a logit is not finite.
         """
         check_finite(rows)
-        return {split: self.score(split, rows, official=official) for split in SPLITS}
+        return {split: self.score(split, rows) for split in SPLITS}
 
-    def score(
-        self, split: str, rows: Float[Tensor, "num_rows out_channels"], *, official: bool = False
-    ) -> float:
+    def score(self, split: str, rows: Float[Tensor, "num_rows out_channels"]) -> float:
         """Compute the metric on the nodes of a split; NaN where it is undefined. Arguments as of :meth:`scores`."""
         mask = self._data[f"{split}_mask"]
-        return self._score(rows[mask], self._data.y[mask], official)
+        return self._score(rows[mask], self._data.y[mask])
 
     def labels_of(
         self, split: str
@@ -233,9 +224,7 @@ class NodeTask:
     def is_defined(self, split: str) -> bool:
         """Tell whether the metric of a split is a number: it needs labels, and some metrics labels of both kinds."""
         y = self._data.y[self._data[f"{split}_mask"]]
-        return not math.isnan(
-            self._score(torch.zeros(y.size(0), self.out_channels), y, official=False)
-        )
+        return not math.isnan(self._score(torch.zeros(y.size(0), self.out_channels), y))
 
     def _predict(
         self, model: torch.nn.Module, batch: Data, shown: Bool[Tensor, " num_nodes"]
@@ -279,19 +268,10 @@ class NodeTask:
     ) -> Float[Tensor, "num_nodes out_channels"]:
         return F.one_hot(y.squeeze(1), self.out_channels).float() if self.kind == "classes" else y
 
-    def _score(self, logits: Tensor, y: Tensor, official: bool) -> float:
+    def _score(self, logits: Tensor, y: Tensor) -> float:
         if y.size(0) == 0:
             return math.nan
-        score = KINDS[self.kind][self.metric](y, logits)
-        if not official or math.isnan(score):
-            return score
-        ogb = importlib.import_module(self.evaluators)  # takes as long as torch
-        if self.metric not in ogb.OFFICIAL:
-            return score
-        y_pred = logits.argmax(1, keepdim=True) if self.kind == "classes" else logits
-        return float(
-            ogb.evaluator(self.metric, y.size(1)).eval({"y_true": y, "y_pred": y_pred})[self.metric]
-        )
+        return KINDS[self.kind][self.metric](y, logits)
 
 
 def _standard(

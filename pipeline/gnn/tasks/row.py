@@ -35,13 +35,11 @@ class RowTask(NodeTask):
         self,
         model: torch.nn.Module | None,
         rows: Float[Tensor, "num_rows out_channels"],
-        *,
-        official: bool = False,
     ) -> dict[str, float]:
         """Compute the metric on the rows of each split, and as ``_of_new@valid`` and ``_of_new`` on new ones of two
         splits, unless there are few. Other data than those of the training do not tell which rows are new.
         """
-        found = super().scores(model, rows, official=official)
+        found = super().scores(model, rows)
         if "split_names" in self._data:
             return found
         for name, split in (
@@ -51,7 +49,7 @@ class RowTask(NodeTask):
             chosen = self._data[f"{split}_mask"] & self._is_new
             if int(chosen.sum()) < FEWEST:
                 continue
-            score = self._score(rows[chosen], self._data.y[chosen], official)
+            score = self._score(rows[chosen], self._data.y[chosen])
             if score == score:  # not NaN
                 found[name] = score
         return found
