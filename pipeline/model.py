@@ -122,7 +122,7 @@ class Model:
         self,
         data: object = None,
         *,
-        pairs: Tensor | None = None,
+        pairs: object = None,
         nodes: Sequence[Any] | None = None,
         **keys: object,
     ) -> Tensor:
@@ -147,8 +147,8 @@ class Model:
         Args:
             data: a ``Data`` or what else :func:`train` takes; a list of SMILES or a list of ``Data`` for models of
                 graphs; a path. None: the data of the training, which are predicted once and stay open.
-            pairs: nodes whose links are predicted [num_pairs, 2], int64, for models of links. With `table`, pairs of
-                ids, as a list or a table with the columns source and target.
+            pairs: pairs of ids of nodes whose links are predicted, as a list, a tensor or a table with the columns source
+                and target, for models of links.
             nodes: ids of nodes, edges or graphs, of which alone the predictions are returned. None: all.
             triples: questions to a knowledge graph, (head, relation, "?") or ("?", relation, tail), as a list or a
                 table with the columns head, relation and tail. A whole triple is scored.

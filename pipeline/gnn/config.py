@@ -965,9 +965,8 @@ class GNNEvaluateConfig(EvaluateConfig):
     )
     pairs: str | None = key(
         None,
-        "File with the pairs to predict: a table with the columns source and target, which "
-        "hold ids of nodes, or a tensor [num_pairs, 2] saved by torch.save. Default: the pairs of "
-        "the test split (task=link).",
+        "Table with the pairs to predict: its columns source and target hold ids of nodes. "
+        "Default: the pairs of the test split (task=link).",
         is_path=True,
     )
 

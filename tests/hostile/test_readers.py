@@ -46,7 +46,6 @@ MANY = (
 )
 SMILES = MANY.replace("graph_files data.folder=graphs", "smiles data.path=molecules.csv")
 EDGES = "pipeline.train trainer=node_embedding data=edges trainer.dim=4 train.epochs=1 cache_dir=cache data.path="
-LINKS = f"pipeline.train task=link data=edges data.path=edges.tsv partition.num_parts=1 {SMALL}"
 TRIPLES = "pipeline.train trainer=knowledge data=triples trainer.dim=4 train.epochs=1 cache_dir=cache data.folder="
 VECTORS = "pipeline.train trainer=layout data=vectors train.epochs=1 cache_dir=cache data.path="
 EVALUATE, RESUME = "pipeline.evaluate run=runs/graph", "pipeline.train resume=runs/graph"
@@ -88,10 +87,7 @@ def write_data(folder: Path) -> None:
     torch.save(graph_of(NUM_NODES), folder / "graph.pt")
     x = np.random.default_rng(0).normal(size=(60, 4))
     np.save(folder / "x.npy", x), np.savez_compressed(folder / "x.npz", x=x)
-    (
-        torch.save(torch.from_numpy(x), folder / "x.pt"),
-        torch.save(torch.tensor([[0, 1]]), folder / "pairs.pt"),
-    )
+    torch.save(torch.from_numpy(x), folder / "x.pt")
     pd.DataFrame(x, columns=list("abcd")).to_parquet(folder / "x.parquet")
     (folder / "x.csv").write_text("".join(f"{n % 7},{n % 5},{n}\n" for n in range(60)))
     (folder / "kg").mkdir(), (folder / "graphs").mkdir()
@@ -120,7 +116,7 @@ def written(tmp_path_factory) -> Path:
     """A folder with data and three runs."""
     folder = tmp_path_factory.mktemp("written")
     write_data(folder)
-    for name, typed in (("graph", GRAPH), ("kg", f"{TRIPLES}kg"), ("link", LINKS)):
+    for name, typed in (("graph", GRAPH), ("kg", f"{TRIPLES}kg")):
         done = shell(*typed.split(), f"hydra.run.dir=runs/{name}", cwd=folder)
         assert done.returncode == 0, done.stderr
         (folder / "runs" / name / "train.log").unlink()  # a resumed run appends to it
@@ -253,11 +249,6 @@ CASES = [
                 GRAPH,
                 "graph.pt is not a saved torch_geometric Data: it is damaged or cut short; save one with "
                 "torch.save",
-            ),
-            (
-                "pairs.pt",
-                PREDICT + "link pairs=pairs.pt predictions=o.pt",
-                "pairs=pairs.pt holds no tensors that torch.save wrote: it is damaged or cut short",
             ),
             ("x.parquet", on("x.parquet", VECTORS), "x.parquet is not a readable table: <*>"),
             ("edges.mat", on("edges.mat"), "edges.mat is not a readable MATLAB file: <*>"),

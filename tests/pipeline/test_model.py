@@ -231,14 +231,11 @@ def test_links_between_ids(tmp_path):
         (None, edges), "task=link", folder=tmp_path / "run", cache_dir=tmp_path / "cache", **SMALL
     ).model
     found = model.predict(pairs=[("p1", "p2"), ("p9", "p4")], table=True)
-    numbers = torch.tensor(
-        [[model.ids.tolist().index(name) for name in pair] for pair in (("p1", "p2"), ("p9", "p4"))]
-    )
     assert (
         found[["source", "target"]].to_numpy().tolist() == [["p1", "p2"], ["p9", "p4"]]
         and model.classes is None
     )
-    np.testing.assert_allclose(found["score"], model.predict(pairs=numbers), rtol=1e-6)
+    np.testing.assert_allclose(found["score"], model.predict(pairs=found), rtol=1e-6)
     assert model.vectors().shape == (60, 8)
     ranked = model.top(2, sources=["p1"], filtered=False)
     assert ranked["rank"].tolist() == [1, 2] and ranked["source"].tolist() == ["p1", "p1"]
@@ -253,7 +250,7 @@ def test_links_between_ids(tmp_path):
     for asked, message in (
         ({"pairs": [("p1",)], "table": True}, "pairs is a list of pairs of ids, or a table with"),
         ({"pairs": edges[["source"]], "table": True}, "pairs is a list of pairs of ids, or a ta"),
-        ({"pairs": [("p1", "p2")]}, "pairs is a tensor of node numbers"),
+        ({"pairs": torch.tensor([[0, 1]])}, "pairs: row 1 below the header names '0'"),
         ({"table": True}, "this model predicts links: name the pairs of nodes by pairs="),
         ({"pairs": [("p1", "nobody")], "table": True}, "pairs: row 1 below the header names 'nob"),
     ):

@@ -37,10 +37,8 @@ from parallel_epochs.pipeline.gnn.predict.ids import ids_of as node_ids, look_up
 from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.warm_start import learned_of
-from parallel_epochs.pipeline.graph.pairs import check_pairs, read_pairs as read_tensor
 from parallel_epochs.pipeline.metrics import hits_at
 from parallel_epochs.pipeline.names import MASKS, PAIR_COLUMNS, PAIRS, SPLITS
-from parallel_epochs.pipeline.run import tables
 from parallel_epochs.pipeline.run.baseline_file import Baseline
 from parallel_epochs.pipeline.run.tables import Columns
 
@@ -145,7 +143,7 @@ class LinkKind(Kind):
 
     def read(
         self, asked: GNNPredictConfig, run: str, *, is_new: bool
-    ) -> Tensor | pd.DataFrame | top.Asked | None:
+    ) -> pd.DataFrame | top.Asked | None:
         pairs = asked.pairs
         if asked.calibrate:
             raise ValueError(
@@ -162,7 +160,7 @@ class LinkKind(Kind):
 
     def find(
         self,
-        given: Tensor | pd.DataFrame | top.Asked | None,
+        given: pd.DataFrame | top.Asked | None,
         data: Data,
         whole: Data,
         asked: GNNPredictConfig,
@@ -177,16 +175,13 @@ class LinkKind(Kind):
             return None
         if isinstance(given, top.Asked):
             return top.find(given, top.links_of(data), ids_of(whole), asked)
-        own = link_relation_of(data)
-        if isinstance(given, pd.DataFrame):
-            return number_pairs(
-                given,
-                ids_of(whole),
-                "pairs" if asked.pairs is None else f"pairs={asked.pairs}",
-                own,
-                skips=asked.skip_unknown,
-            )
-        return number_ends(given, data.num_nodes, own)
+        return number_pairs(
+            given,
+            ids_of(whole),
+            "pairs" if asked.pairs is None else f"pairs={asked.pairs}",
+            link_relation_of(data),
+            skips=asked.skip_unknown,
+        )
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
         pairs, own = _pairs_of(predicted), link_relation_of(predicted.graph)
@@ -281,17 +276,12 @@ def table_of(
     return Table(f"the probabilities of {len(pairs):,} pairs", len(pairs), 1, columns)
 
 
-def read_pairs(path: str) -> Tensor | pd.DataFrame:
-    """Read pairs of nodes: a table with the columns source and target, or a tensor that torch.save wrote.
-
-    Returns:
-        The tensor, or the two columns of the table, as texts.
+def read_pairs(path: str) -> pd.DataFrame:
+    """Read a table of pairs of nodes; returns its columns source and target as texts.
 
     Raises:
         ValueError: there is no such file or column, a table without rows, or a row without an id.
     """
-    if not path.endswith(tables.FORMATS):
-        return read_tensor(Path(path))
     key = f"pairs={path}"
     table = read_texts(key, path, PAIR_COLUMNS)
     for column in PAIR_COLUMNS:
@@ -325,29 +315,6 @@ def ids_of(data: Data) -> np.ndarray:
 def first_nodes(own: LinkRelation) -> Int[Tensor, " 2"]:
     """Return the first node of the type of the sources, and of that of the targets, of a relation."""
     return torch.tensor([own.source.start, own.target.start])
-
-
-def number_ends(
-    pairs: Tensor, num_nodes: int, own: LinkRelation | None
-) -> Int[Tensor, "num_pairs 2"]:
-    """Find the nodes of pairs of numbers; those of a relation are numbers within the types of source and target.
-
-    Raises:
-        ValueError: they are no integers of shape [num_pairs, 2], or name no nodes.
-    """
-    if own is None:
-        check_pairs("pairs", pairs, num_nodes)
-        return pairs
-    check_pairs("pairs", pairs, max(len(own.source), len(own.target)))
-    for what, column, nodes in zip(
-        PAIR_COLUMNS, pairs.unbind(1), (own.source, own.target), strict=True
-    ):
-        if len(pairs) and int(column.max()) >= len(nodes):
-            raise ValueError(
-                f"pairs name node {int(column.max())} as {what} of {own.name}; the nodes of its type are "
-                f"0 to {len(nodes) - 1}"
-            )
-    return pairs.long() + first_nodes(own)
 
 
 def number_pairs(

@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.gnn.base.fusion import read_kept
 from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.explain.answer import Explanation
 from parallel_epochs.pipeline.gnn.explain.explainer import Explainer
+from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.kinds.build import kind_of
 from parallel_epochs.pipeline.gnn.kinds.labels import LabelKind, labels_of
 from parallel_epochs.pipeline.gnn.kinds.links import ids_of
@@ -89,7 +90,7 @@ class Warm:
             return None
         return labels_of(self._predicted.whole, self._predicted.task.out_channels)
 
-    def rows(self, nodes: Sequence[Any] | None, pairs: Tensor | None) -> tuple[Tensor, str]:
+    def rows(self, nodes: Sequence[Any] | None, pairs: object) -> tuple[Tensor, str]:
         """Return logits or values, and the kind of the labels; see :meth:`pipeline.model.Model.predict`.
 
         Raises:
@@ -98,14 +99,7 @@ class Warm:
         self._refuse_pairs(pairs)
         predicted = self._predicted
         if pairs is not None:
-            try:
-                numbers = torch.as_tensor(cast(Any, pairs))
-            except (TypeError, ValueError, RuntimeError):
-                raise ValueError(
-                    "pairs is a tensor of node numbers [num_pairs, 2]; ids need table=True"
-                ) from None
-            chosen = self._kind.find(numbers, predicted.graph, predicted.whole, self._asked)
-            predicted = replace(predicted, chosen=cast(Tensor, chosen))
+            predicted = self._with_pairs(pairs)
         elif nodes is not None:
             return predicted.rows[self._find(nodes)], predicted.task.kind
         return main_of(self._kind.tensors(predicted))[1], predicted.task.kind
@@ -131,31 +125,27 @@ class Warm:
         return self._kind.table(part, asked).frame()
 
     def table_of_pairs(self, pairs: object) -> pd.DataFrame:
-        """Return the probabilities of pairs of ids, in columns source, target and score.
+        """Return the probabilities of pairs of ids, in columns source, target and score; see :meth:`rows`."""
+        self._refuse_pairs(pairs)
+        return self._kind.table(self._with_pairs(pairs), self._asked).frame()
+
+    def _with_pairs(self, pairs: object) -> Predicted:
+        """Return predictions with the pairs of ids that are asked for.
 
         Args:
-            pairs: a table with the columns source and target, or a list of pairs.
-
-        Raises:
-            ValueError: an id names no node, or a node is paired with itself.
+            pairs: a table with the columns source and target, or a list or a tensor of pairs.
         """
-        self._refuse_pairs(pairs)
         predicted, names = self._predicted, list(PAIR_COLUMNS)
+        given = pairs.tolist() if isinstance(pairs, Tensor) else cast(Any, pairs)
         try:
-            table = (
-                pairs
-                if isinstance(pairs, pd.DataFrame)
-                else pd.DataFrame(cast(Any, pairs), columns=names)
-            )
-            table = table[names]
+            table = given if isinstance(given, pd.DataFrame) else pd.DataFrame(given, columns=names)
+            table = table[names].map(str)
         except (KeyError, TypeError, ValueError):
             raise ValueError(
                 "pairs is a list of pairs of ids, or a table with the columns source and target"
             ) from None
-        chosen = self._kind.find(table.map(str), predicted.graph, predicted.whole, self._asked)
-        return self._kind.table(
-            replace(predicted, chosen=cast(Tensor, chosen)), self._asked
-        ).frame()
+        chosen = self._kind.find(table, predicted.graph, predicted.whole, self._asked)
+        return replace(predicted, chosen=cast(Tensor, chosen))
 
     def top(
         self, k: int, sources: list[str] | None, candidates: list[str] | None, *, filtered: bool

@@ -457,7 +457,8 @@ def test_other_data_are_answered_by_their_own_links(answered, tmp_path):
     pd.DataFrame(names[data.train_pairs.numpy()], columns=["user", "item"]).to_csv(
         folder / "bought_new.csv", index=False
     )
-    torch.save(data.test_pairs - torch.tensor([0, 40]), tmp_path / "pairs.pt")
+    asked = pd.DataFrame(names[data.test_pairs.numpy()], columns=["source", "target"])
+    asked.to_csv(tmp_path / "pairs.csv", index=False)
     (folder / "new.yaml").write_text(
         (folder / "shop.yaml").read_text().replace("bought.csv", "bought_new.csv")
     )
@@ -465,7 +466,7 @@ def test_other_data_are_answered_by_their_own_links(answered, tmp_path):
     for path in (folder / "run", tmp_path / "model.pe"):
         own, shared = cli.load_run(path, trusts=False)
         run = SavedRun(path, own, {}, shared=shared)
-        given = GNNPredictConfig(str(path), pairs=str(tmp_path / "pairs.pt"), predictions="none")
+        given = GNNPredictConfig(str(path), pairs=str(tmp_path / "pairs.csv"), predictions="none")
         _, before = predict_rows(SavedRun(folder / "run", config, {}), given)
         given.data = NewDataConfig(schema=str(folder / "new.yaml"))
         setup, found = predict_rows(run, given)

@@ -216,8 +216,8 @@ def test_links_of_other_graphs(tmp_path):
         "data.train_fraction=0.9",
         "data.valid_fraction=0.05",
     )
-    pairs = tmp_path / "pairs.pt"
-    torch.save(torch.tensor([[0, 1], [5, 9]]), pairs)
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("source,target\n0,1\n5,9\n")
     torch.save(graph(30, 200, seed=2, masks=False), tmp_path / "new.pt")
     found = predict(run, tmp_path / "new.pt", pairs=str(pairs), predictions="unused")
     assert found["logits"].shape == (2,) and found["embeddings"].shape[0] == 30

@@ -147,7 +147,6 @@ def test_ids_count_within_the_types_of_source_and_target(configure, tmp_path):
         pd.DataFrame(rows, columns=["source", "target"]).to_csv(
             tmp_path / f"{name}.csv", index=False
         )
-    torch.save(torch.tensor([[3, 3], [39, 29], [0, 7]]), tmp_path / "asked.pt")
 
     def predict(name: str) -> None:
         restore.predict(
@@ -160,29 +159,20 @@ def test_ids_count_within_the_types_of_source_and_target(configure, tmp_path):
             )
         )
 
-    expected = []
-    for name in ("asked.csv", "asked.pt"):
-        predict(name)
-        table, saved = pd.read_csv(tmp_path / "out.csv"), torch.load(tmp_path / "out.pt")
-        assert (
-            table[["source", "target"]].to_numpy().tolist()
-            == saved["pairs"].tolist()
-            == [[3, 3], [39, 29], [0, 7]]
-        )
-        assert saved["first_node"].tolist() == [0, 40]
-        expected.append(saved["logits"])
-    assert expected[0].equal(expected[1]) and len(expected[0].unique()) == 3
+    predict("asked.csv")
+    table, saved = pd.read_csv(tmp_path / "out.csv"), torch.load(tmp_path / "out.pt")
+    assert (
+        table[["source", "target"]].to_numpy().tolist()
+        == saved["pairs"].tolist()
+        == [[3, 3], [39, 29], [0, 7]]
+    )
+    assert saved["first_node"].tolist() == [0, 40] and len(saved["logits"].unique()) == 3
     with pytest.raises(
         ValueError,
         match="row 2 below the header names '39', which is not one of the 30 nodes of the "
         "type of the targets of buys",
     ):
         predict("none.csv")
-    torch.save(torch.tensor([[3, 30]]), tmp_path / "none.pt")
-    with pytest.raises(
-        ValueError, match="pairs name node 30 as target of buys; the nodes of its type are 0 to 29"
-    ):
-        predict("none.pt")
 
 
 def test_nodes_without_names_have_numbers_within_their_type(configure, tmp_path):
