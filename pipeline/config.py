@@ -6,7 +6,7 @@ Nothing here imports torch, so that ``--help`` answers at once.
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -15,11 +15,6 @@ from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.config import DATA_SCHEMAS, DataConfig, SyntheticProteinsConfig
 from parallel_epochs.pipeline.keys import Rule, key
 from parallel_epochs.pipeline.names import (
-    ANSWER_COLUMNS,
-    MAIN_RESULT_KEYS,
-    PAIR_COLUMNS,
-    RESULT_KEYS,
-    SCORE_KINDS,
     check_device,
 )
 from parallel_epochs.pipeline.run import files, outputs
@@ -311,7 +306,6 @@ class AskConfig(OpenConfig):
         outputs.check(
             name,
             path,
-            ours=self.ours(name),
             reads=self.sources(config),
             cache=Path(config.cache_dir),
             overwrite=self.overwrite,
@@ -321,10 +315,6 @@ class AskConfig(OpenConfig):
                 f"export={path}: the end of the name chooses the format, and must be one of "
                 f"{', '.join(EXPORTS)}"
             )
-
-    def ours(self, name: str) -> Callable[[outputs.Header], bool]:
-        """Return what tells by the header of a file that the command wrote it, given the key that names the file."""
-        return is_shared_model if name == "export" else is_prediction
 
     def sources(self, config: RunConfig) -> list[tuple[str, Path]]:
         """List the files, folders and patterns that the command reads, each with the key that names it.
@@ -390,9 +380,6 @@ class ExplainConfig(AskConfig):
         is_path=True,
     )
 
-    def ours(self, name: str) -> Callable[[outputs.Header], bool]:
-        return lambda header: header.names[:2] == ("of", "part")
-
     def check_question(self) -> None:
         """Refuse a question that names nothing, before any long work."""
         if self.node is None:
@@ -401,45 +388,6 @@ class ExplainConfig(AskConfig):
             from parallel_epochs.pipeline.run import tables  # imports pandas
 
             tables.format_of("output", self.output)
-
-
-def is_shared_model(header: outputs.Header) -> bool:
-    """Tell by the header of a file whether it holds a model or a program that export=FILE wrote."""
-    if header.kind == "files":
-        return any(PROGRAM_MARK in name for name in header.names)
-    return header.kind == "keys" and {"shared", "config", "state", "learned"} <= set(header.names)
-
-
-def is_prediction(header: outputs.Header) -> bool:
-    """Tell by the header of a file whether it holds predictions, vectors or answers of one of our runs."""
-    found = header.names
-    if (
-        header.kind == "lines"
-    ):  # word2vec's format: the numbers of rows and columns, then a name and numbers in a row
-        sizes, row = re.fullmatch(r"\d+ (\d+)", found[0]), found[-1].split(" ")
-        return len(found) == 2 and sizes is not None and len(row) == int(sizes[1]) + 1
-    if set(found) == {*ANSWER_COLUMNS}:
-        return True
-    if header.kind == "keys":
-        return set(found) <= {*RESULT_KEYS} and any(name in found for name in MAIN_RESULT_KEYS)
-    if found in (
-        (*PAIR_COLUMNS, "score"),
-        (*PAIR_COLUMNS, "link", "score"),
-        (*PAIR_COLUMNS, "score", "rank"),
-    ):
-        return True
-    vectors = tuple(f"v{number}" for number in range(len(found) - 1))
-    return (
-        header.kind == "columns"
-        and found[:1] == ("id",)
-        and (
-            found[1:] == vectors != ()
-            or found[1:2] == ("split",)
-            and any(
-                name.startswith(tuple(f"{kind}_" for kind in SCORE_KINDS)) for name in found[2:]
-            )
-        )
-    )
 
 
 # Another number of ranks changes these; a checkpoint records how many there were.

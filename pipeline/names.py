@@ -45,23 +45,6 @@ BASE_COLUMNS = "base_columns"
 LOWER_IS_BETTER = ("mae", "rmse")
 # With @K, metrics of links that rank all candidates of a source. They have no value for links that are known.
 RANKING_METRICS = ("recall", "ndcg", "hit", "mrr")
-# Keys of .pt files of predictions and vectors: those of which one is always there, and optional ones.
-MAIN_RESULT_KEYS = ("logits", "values", "embedding")
-RESULT_KEYS = (
-    *MAIN_RESULT_KEYS,
-    "n_id",
-    "temperature",
-    "pairs",
-    "embeddings",
-    "neighbors",
-    "names",
-    "relations",
-    "relation_names",
-)
-# Columns of answers to questions of a knowledge graph; in a .pt file, the triples and their scores as tensors.
-ANSWER_COLUMNS = ("line", "head", "relation", "tail", "asked", "place", "score")
-# Columns of scores in tables of predictions: one of these, "_" and the name of a class or task.
-SCORE_KINDS = ("probability", "value", "score")
 # The file of a run directory with the scores of each class or task at the best epoch. Of more of them it has none.
 SCORES, MAX_LABELS = "scores.json", 200
 

@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
@@ -176,7 +175,7 @@ def _parse(argument: str, groups: dict[str, list[str]], keys: list[str]) -> Over
         if not equals:
             shown = argument if argument.strip() else repr(argument)
             raise ValueError(
-                f"{shown} is not of the form key=value{_guess_assignment(argument, groups, keys)}"
+                f"{shown} is not of the form key=value: write KEY=VALUE, see --help"
             ) from None
         raise ValueError(
             f"{name} is not the name of a key{_suggest(name, [*groups, *keys])}"
@@ -205,26 +204,12 @@ def _quoted(argument: str) -> str:
     return f"{name}={quoted(value)}"
 
 
-def _guess_assignment(argument: str, groups: dict[str, list[str]], keys: list[str]) -> str:
-    """Guess of which key or group a lone word is the value."""
-    chosen = _groups_with(argument, groups)
-    if "run" in keys and Path(argument).is_dir():
-        chosen.append(f"run={argument}")
-    return f"; did you mean {' or '.join(chosen)}?" if chosen else ": write KEY=VALUE, see --help"
-
-
-def _groups_with(member: str, groups: dict[str, list[str]]) -> list[str]:
-    return [f"{group}={member}" for group, members in groups.items() if member in members]
-
-
 def _check_group(override: Override, groups: dict[str, list[str]]) -> None:
     name = override.key_or_group
     group = name if name in groups else f"+{name}"
     members = groups[group]
     if override.is_delete():
-        raise ValueError(f"~{name}: a run needs this group. Choose {name}={' | '.join(members)}")
-    if override.is_add() and group == name:
-        raise ValueError(f"{override.input_line}: {name} is part of every run; leave out the plus")
+        return  # Hydra's defaults take its place
     values = (
         override.sweep_string_iterator()
         if override.is_sweep_override()
@@ -258,10 +243,6 @@ def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]
     if (mapping := name.rpartition(".")[0]) in keys and mapping.endswith("kwargs"):
         return
     if name in keys:
-        if override.is_delete():
-            raise ValueError(f"~{name}: a key cannot be removed; give it a value: {name}=...")
-        if override.is_add() and not override.is_force_add():
-            raise ValueError(f"{override.input_line}: {name} is a key already; leave out the plus")
         return
     if (
         any(key.startswith(f"{name}.") for key in keys)
@@ -269,11 +250,7 @@ def _check_key(override: Override, groups: dict[str, list[str]], keys: list[str]
         and isinstance(override.value(), dict)
     ):
         return
-    is_end = any(
-        key.rpartition(".")[2] == name for key in keys
-    )  # "epochs" is more likely train.epochs than a member
-    chosen = [] if is_end else _groups_with(name, groups)
-    hint = f"; did you mean {' or '.join(chosen)}?" if chosen else _suggest(name, [*groups, *keys])
+    hint = _suggest(name, [*groups, *keys])
     if name.startswith("model."):
         hint += f" (an argument of a class of your own is model.kwargs.{name[6:]}=VALUE)"
     raise ValueError(f"{name} is unknown{hint}")

@@ -1,7 +1,6 @@
 """Vectors of entities and relations from the triples of a knowledge graph."""
 
 import dataclasses
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -19,11 +18,6 @@ from parallel_epochs.pipeline.run.ranks import Ranks
 from parallel_epochs.pipeline.run.schedule import fall_linearly
 from parallel_epochs.pipeline.run.stop import StopRequest
 from parallel_epochs.pipeline.run.sync import sum_columns, sum_rows
-
-log = logging.getLogger(__name__)
-
-# A loss of triples and negatives this close to log 2 is that of scores around 0: nothing has been learned.
-STANDSTILL = 1e-4
 
 
 class Steps(Protocol):
@@ -122,23 +116,6 @@ class KnowledgeTrainer(Trainer):
             sync_seconds=synced,
             num_triples=num_triples,
         )
-        self._explain_standstill()
-
-    def _explain_standstill(self) -> None:
-        """Say once that the loss has not left log 2, where products of three small rows have hardly a gradient."""
-        progress, has_products = (
-            self.progress,
-            not (self.tables.model.is_distance or self.tables.reciprocal),
-        )
-        if (
-            progress.round == 1
-            and has_products
-            and abs(progress.mean_loss - math.log(2)) < STANDSTILL
-        ):
-            log.warning(
-                "the loss is still log 2 after two epochs: scores are products of three rows, and small rows "
-                "have almost no gradient. Raise trainer.init_scale, to 0.3 for example, or train.lr"
-            )
 
     def _exchange(self, loss: float, count: int) -> bool:
         """Sum losses and gradients over the ranks; returns whether one was asked to stop.

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # The random part of the name of a temporary file has so many bytes.
 RANDOM_BYTES = 8
+# Outputs of the command in hand.
+_noting: set[Path] = set()
 
 
 def user_records() -> Path:
@@ -37,6 +39,28 @@ def user_records() -> Path:
     """
     cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(os.devnull if cache.startswith("~") else cache) / "parallel-epochs"
+
+
+def note_when_written(path: Path) -> None:
+    """Let :func:`write_atomically` note that this user's commands wrote a file, which later ones may replace."""
+    _noting.add(path)
+
+
+def is_noted(path: Path) -> bool:
+    """Tell whether a command of this user wrote a file, and nobody has changed it since."""
+    with contextlib.suppress(OSError):
+        return _note_of(path).read_text() == _stamp(path)
+    return False
+
+
+def _note_of(path: Path) -> Path:
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()
+    return user_records() / "outputs" / digest
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 @contextlib.contextmanager
@@ -262,6 +286,11 @@ def write_atomically(
             with contextlib.suppress(OSError):  # what is left to write is what failed before
                 file.close()
         sync_folder(path.parent)
+    if path in _noting:
+        with contextlib.suppress(OSError):
+            note = _note_of(path)
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(_stamp(path))
 
 
 def link(path: Path, other: Path) -> None:

@@ -28,7 +28,7 @@ def main() -> None:
         outputs.check(
             "--output",
             output,
-            ours=document.is_page,
+            ours=document.is_page(output),
             overwrite=options.overwrite,
             way_out="--overwrite",
         )

@@ -10,7 +10,6 @@ from plotly.offline import get_plotlyjs
 
 from parallel_epochs.pipeline.names import SCORES
 from parallel_epochs.pipeline.run import files
-from parallel_epochs.pipeline.run.outputs import Header
 from parallel_epochs.pipeline.run.words import command_of
 from parallel_epochs.scripts.report import charts, comparison, labels, layout, words
 from parallel_epochs.scripts.report.runs import Run
@@ -149,6 +148,9 @@ def build(runs: list[Run], left_out: list[str] = ()) -> tuple[str, list[str]]:
     return document, list(problems)
 
 
-def is_page(header: Header) -> bool:
-    """Tell by the header of a file whether it is a page of this command."""
-    return GENERATOR.encode() in header.start
+def is_page(path: Path) -> bool:
+    """Tell whether a file is a page of this command."""
+    if not path.is_file():
+        return False
+    with files.open_file(path) as file:
+        return GENERATOR.encode() in file.read(1 << 16)

@@ -32,7 +32,7 @@ QUICK = {
     "pipeline.tune": "study=",
 }
 SLOW = {
-    "scripts.report": "--watch",
+    "scripts.report": "--output",
     "tools.reference_runs": "--threads",
     "scripts.bench": "sampling",
 }

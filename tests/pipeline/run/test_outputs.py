@@ -1,18 +1,14 @@
-import gzip
-import io
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from parallel_epochs.pipeline import init
 from parallel_epochs.pipeline.command import folder as run_folder
 from parallel_epochs.pipeline.command.folder import RUN_FILES, refuse_files_of_others
-from parallel_epochs.pipeline.config import is_prediction
 from parallel_epochs.pipeline.data.config import FileConfig, GraphFilesConfig
 from parallel_epochs.pipeline.data.tables.columns import EdgeColumns, NodeColumns
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
@@ -28,7 +24,7 @@ from parallel_epochs.pipeline.run import files, outputs
 
 
 def check(path: Path, **options) -> None:
-    outputs.check("predictions", path, ours=is_prediction, **options)
+    outputs.check("predictions", path, **options)
 
 
 def refuses(path: Path, reason: str, **options) -> None:
@@ -36,96 +32,23 @@ def refuses(path: Path, reason: str, **options) -> None:
         check(path, **options)
 
 
-def torch_file(value) -> bytes:
-    torch.save(value, file := io.BytesIO())
-    return file.getvalue()
-
-
-def array_file() -> bytes:
-    np.save(file := io.BytesIO(), np.zeros((2, 3), np.float32))
-    return file.getvalue()
-
-
-ANSWERS = "line\thead\trelation\ttail\tasked\tplace\tscore\n1\ta\tr\tb\ttail\t1\t0.5\n"
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("nodes.csv", b"id,split,class,probability_0,probability_1\n1,train,0,0.5,0.5\n"),
-        ("nodes.csv.gz", gzip.compress(b"id,split,score_a,embedding_0\n1,train,0.5,1\n", mtime=0)),
-        ("nodes.tsv", b"id\tsplit\tvalue_0\n1\tnone\t2\n"),
-        ("words.txt", b"2 3\na 1 2 3\nb 4 5 6\n"),
-        ("answers.tsv", ANSWERS.encode()),
-        (
-            "answers.json",
-            b'[\n{"line": 1, "head": "a", "relation": "r", "tail": "b", "asked": "tail", "place": 1, '
-            b'"score": 0.5},\n{"line": 2}\n]\n',
-        ),
-        ("logits", torch_file({"logits": torch.zeros(3, 2), "n_id": torch.arange(3)})),
-        (
-            "links.pt",
-            torch_file(
-                {
-                    "pairs": torch.zeros(1, 2),
-                    "logits": torch.zeros(1),
-                    "embeddings": torch.zeros(3, 2),
-                }
-            ),
-        ),
-        ("vectors.pt", torch_file({"embedding": torch.zeros(3, 2), "names": ["a", "b", "c"]})),
-    ],
-)
-def test_a_file_of_predictions_is_replaced_by_other_predictions(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    check(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("nodes.csv", b"id,name,kind\n1,a,b\n"),
-        ("nodes.csv", b"id,split,class\n1,train,0\n"),
-        ("scores.csv", b"id,probability_0\n1,.5\n"),
-        ("table.csv.gz", gzip.compress(b"id,a,b\n", mtime=0)),
-        ("graph.pt", torch_file({"x": torch.zeros(2, 2), "edge_index": torch.zeros(2, 2)})),
-        ("state.pt", torch_file({"logits": torch.zeros(2), "optimizer": {}})),
-        ("tensor.pt", torch_file(torch.zeros(2))),
-        ("vectors.npy", array_file()),
-        ("sizes.txt", b"2 3\na 1 2\n"),
-        ("latin.txt", b"caf\xe9\n"),
-        ("settings.json", b'{"a": 1, "b": 2}'),
-        ("list.json", b'[\n{"a": 1}\n]'),
-        ("cut.json", b'[\n{"line"'),
-        ("cut.csv.gz", gzip.compress(b"id,a\n", mtime=0)[:5]),
-        ("cut.pt", torch_file({"logits": torch.zeros(2)})[:100]),
-        ("cut.parquet", b"PAR1"),
-    ],
-)
-def test_another_file_is_replaced_only_if_the_user_says_so(tmp_path, name, content):
-    (path := tmp_path / name).write_bytes(content)
-    refuses(
-        path,
-        f"predictions={path} exists, and this command did not write it. Give another name, or overwrite=true",
-    )
+def test_a_file_of_others_is_replaced_only_if_the_user_says_so(tmp_path):
+    path = tmp_path / "nodes.csv"
+    path.write_text("mine")
+    said = f"predictions={path} exists, and this command did not write it. Give another name, or overwrite=true"
+    refuses(path, said)
     check(path, overwrite=True)
+    files.write_text(path, "predictions")
+    check(path)
+    check(path.parent / "." / path.name)
+    path.write_text("predictions, and notes of mine")
+    refuses(path, said)
 
 
 def test_a_new_file_and_an_empty_one_are_written(tmp_path):
     check(tmp_path / "new.csv")
     (tmp_path / "empty.csv").touch()
     check(tmp_path / "empty.csv")
-
-
-def test_tables_are_told_by_their_columns_in_parquet_too(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    pandas.DataFrame({"id": ["a"], "v0": [1.0], "v1": [2.0]}).to_parquet(
-        tmp_path / "vectors.parquet"
-    )
-    check(tmp_path / "vectors.parquet")
-    pandas.DataFrame({"id": ["a"], "v1": [1.0]}).to_parquet(tmp_path / "nodes.parquet")
-    refuses(tmp_path / "nodes.parquet", "this command did not write it")
 
 
 def test_what_a_command_reads_is_never_replaced_under_any_of_its_names(tmp_path, monkeypatch):
@@ -217,7 +140,8 @@ def test_files_of_runs_stores_caches_and_folders_are_never_replaced(tmp_path, na
 def test_predictions_in_a_run_directory_are_replaced_by_predictions(tmp_path):
     (tmp_path / "config.yaml").touch()
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "words.txt").write_text("1 2\na 1 2\n")
+    check(tmp_path / "words.txt")
+    files.write_text(tmp_path / "words.txt", "1 2")
     check(tmp_path / "words.txt")
 
 
