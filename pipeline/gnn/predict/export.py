@@ -5,7 +5,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -25,8 +24,8 @@ from parallel_epochs.pipeline.run.seeds import stream
 
 log = logging.getLogger(__name__)
 
-# Nodes and edges, at most, of the part of a graph on which a program is compared with its network.
-MOST_NODES, MOST_EDGES = 20_000, 1 << 18
+# Nodes, at most, of the part of a graph on which a program is compared with its network.
+MOST_NODES = 2000
 # Nodes and edges of the graph that a program is traced with.
 TRACED = 7, 11
 # Sizes that vary, of each input.
@@ -133,7 +132,7 @@ def _differences(setup: Setup, share: float) -> list[str]:
 
 
 def _part_of(given: Data) -> dict[str, Tensor]:
-    """Return the inputs of a network; of a large graph those of some nodes, or of the first graphs.
+    """Return the inputs of a network; of a large graph those of the first nodes, or of the first graphs.
 
     They are plain and contiguous, since a compiled program reads their memory.
     """
@@ -142,25 +141,20 @@ def _part_of(given: Data) -> dict[str, Tensor]:
         for name, tensor in given.to_dict().items()
         if isinstance(tensor, Tensor)
     }
-    x, edge_index, edge_attr = inputs["x"], inputs["edge_index"], inputs.get("edge_attr")
-    if len(x) <= MOST_NODES and edge_index.size(1) <= MOST_EDGES:
-        return inputs
-    share = min(MOST_NODES / len(x), (MOST_EDGES / max(edge_index.size(1), 1)) ** 0.5)
-    count = max(2, int(len(x) * share))
+    count = min(len(inputs["x"]), MOST_NODES)
     if "ptr" in inputs:
         ptr = inputs["ptr"]
         inputs["ptr"] = ptr[: max(2, int(torch.searchsorted(ptr, count, right=True)))]
-        nodes = torch.arange(int(inputs["ptr"][-1]))
-    else:
-        nodes = torch.from_numpy(np.sort(stream("program", 0).permutation(len(x))[:count]))
+        count = int(inputs["ptr"][-1])
+    nodes, edge_attr = torch.arange(count), inputs.get("edge_attr")
     inputs["edge_index"], kept = subgraph(
-        nodes, edge_index, edge_attr, relabel_nodes=True, num_nodes=len(x)
+        nodes, inputs["edge_index"], edge_attr, num_nodes=len(inputs["x"])
     )
-    inputs["x"] = x[nodes]
+    inputs["x"] = inputs["x"][:count]
     if kept is not None:
         inputs["edge_attr"] = kept
     if "pairs" in inputs:
-        inputs["pairs"] = inputs["pairs"] % len(nodes)
+        inputs["pairs"] = inputs["pairs"] % count
     return inputs
 
 

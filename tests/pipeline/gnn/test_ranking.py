@@ -58,22 +58,6 @@ def test_a_rank_is_the_mean_of_those_that_equal_scores_allow(problem, numbers, m
         assert found == sum(places) / len(places)
 
 
-def test_only_candidates_of_the_direction_are_ranked(problem):
-    scores, _, known = problem
-    one = Direction(torch.arange(5), torch.arange(20, NODES))
-    answers = torch.tensor([[0, 25], [3, 21]])
-    answers = answers[[not (known == pair).all(1).any() for pair in answers]]
-    ranks = rank(lambda sources, targets: scores[sources][:, targets], answers, known, [one])
-    for (source, target), found in zip(answers.tolist(), ranks.tolist(), strict=True):
-        own = [scores[source, node] for node in candidates_of(source, known) if node >= 20]
-        better, equal = (
-            sum(compare(score, scores[source, target]) for score in own)
-            for compare in (torch.gt, torch.eq)
-        )
-        assert found == better + (equal + 1) / 2
-    assert len(answers)
-
-
 @pytest.mark.parametrize("top", [1, 3, 200])
 def test_the_best_candidates_are_those_of_a_sorted_list(problem, top):
     scores, _, known = problem
