@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from parallel_epochs.models import edge_index as edges
-from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.loaders.background import BackgroundRounds
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.predict.inference import predict_exact, predict_views
@@ -234,7 +233,6 @@ def test_the_loss_of_a_round_is_the_mean_over_its_labels(configure, tmp_path, mo
         return total, count
 
     monkeypatch.setattr(NodeTask, "loss", watched)
-    monkeypatch.setattr(footprint, "report", lambda *_: None)  # it takes steps of its own
     train(configure(*TOY, "train.epochs=2"), tmp_path / "run")
     assert len({count for _, count in taken}) > 1
     of_rounds = [map(sum, zip(*taken[first : first + 4], strict=True)) for first in (0, 4)]

@@ -238,8 +238,7 @@ def build_trainer(
 
 
 def report(setup: Setup) -> None:
-    """Log the memory that a rank will take, where it is known beforehand, and what the run will not record."""
-    memory.report(setup)
+    """Log what the run will not record."""
     report_limit(setup)
     if loss := str(getattr(setup.task, "label_loss", None) or ""):
         log.info("loss: %s", loss)

@@ -3,26 +3,16 @@
 import bisect
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.models.networks.blockwise import why_not
-from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.graph_types import GraphTypes
 from parallel_epochs.pipeline.gnn.contract import autocast
-from parallel_epochs.pipeline.gnn.estimate import (
-    BLOCK_EDGES,
-    BLOCK_NODES,
-    activation_bytes,
-    machine_of,
-)
+from parallel_epochs.pipeline.gnn.estimate import machine_of
 from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.model import build_table
 from parallel_epochs.pipeline.gnn.setup import Setup
@@ -42,7 +32,7 @@ FEW, MORE = 256, 512
 MOST_WHOLE_EDGES, NUM_PARTS = 1 << 18, 4
 # Batches that are ready before the model asks for them, as BackgroundRounds makes them.
 PREFETCH = 2
-# Bytes of a node of the graph for a partition while it is drawn, on top of those of a step and an evaluation.
+# Bytes of a node of the graph for a partition while it is drawn, on top of those of a step.
 BYTES_PER_NODE_DRAWN = 32
 # Bytes that a CPU's allocator takes for each that is asked of it: what lies between blocks of other sizes (measured).
 ALLOCATED = 1.1
@@ -68,34 +58,25 @@ class Linear:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes that a rank holds; on a GPU, those that lie there.
+    """The bytes that a rank holds in training; on a GPU, those that lie there.
 
     Attributes:
-        process: the process itself, with what it has imported.
-        graph: the whole graph, mapped into memory, which the ranks of a machine share; of a graph on disk none, as the
-            system takes back what it mapped. On a GPU, what lies there while batches are made.
-        state: weights, gradients and what the optimizer keeps of them; a table of features too.
+        fixed: what does not depend on the clusters: process, graph, weights and what the optimizer keeps of them.
         batch: a batch.
-        step: what a step holds at most beside batch and state: activations, and gradients of them.
-        evaluation: what an evaluation holds at most.
+        step: what a step holds at most beside batch and weights: activations, and gradients of them.
         clusters_per_step: clusters of a batch.
         is_random: whether a cluster is a random choice of nodes.
         held: batches that are held at a time.
-        waiting: of a graph on disk: what waits in memory for the clusters to come, by the number of their edges.
     """
 
     num_nodes: int
     num_edges: int
-    process: float
-    graph: float
-    state: float
+    fixed: float
     batch: Linear
     step: Linear
-    evaluation: float
     clusters_per_step: int
     is_random: bool
     held: int
-    waiting: Callable[[float], float] | None = None
 
     def batch_size(self, num_parts: int) -> tuple[float, float]:
         """Return the nodes and edges of a batch: the mean of random clusters, at most of others."""
@@ -105,13 +86,10 @@ class Footprint:
         return num_nodes, self.num_edges * share * kept
 
     def total(self, num_parts: int) -> float:
-        """Return the bytes for so many clusters, of training or evaluation, whichever is more."""
+        """Return the bytes for so many clusters."""
         size = self.batch_size(num_parts)
         held = 1 if size[0] == self.num_nodes else self.held
-        to_come = size[1] * self.num_nodes / size[0]
-        waiting = 0 if self.waiting is None else self.waiting(to_come)
-        given = self.process + self.graph + waiting + self.state
-        return given + held * self.batch(*size) + max(self.step(*size), self.evaluation)
+        return self.fixed + held * self.batch(*size) + self.step(*size)
 
 
 def choose_num_parts(setups: Sequence[Setup]) -> int:
@@ -151,22 +129,8 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
     return chosen
 
 
-def report(setup: Setup) -> None:
-    """Say what a rank will hold, where it can be told: of batches of clusters, with labels of nodes."""
-    if not is_known(setup):
-        return
-    limit = machine_of(setup.config).budget
-    total = measure(setup).total(setup.config.partition.num_clusters)
-    log.info("memory: about %s a rank", format_bytes(total))
-    if total > limit:
-        log.warning(
-            "memory: this exceeds the %s that a rank may use: raise partition.num_parts, or set it to auto",
-            format_bytes(limit),
-        )
-
-
 def describe(setup: Setup) -> str:
-    """Say in one line what a rank will hold, and what it may use; see :func:`report`."""
+    """Say in one line what a rank will hold in training, and what it may use."""
     if not is_known(setup):
         return "not known beforehand"
     total = measure(setup).total(setup.config.partition.num_clusters)
@@ -174,21 +138,20 @@ def describe(setup: Setup) -> str:
 
 
 def is_known(setup: Setup) -> bool:
-    """Tell whether the memory of a run is known beforehand."""
-    return type(setup.loader) is ClusterLoader
+    """Tell whether the memory of a run is known beforehand: that of clusters of a graph with one type of nodes."""
+    return type(setup.loader) is ClusterLoader and setup.data.types.homogeneous
 
 
 def measure(setup: Setup) -> Footprint:
-    """Take a step and an evaluation with small batches of a graph, and count the bytes of their tensors.
+    """Take a step with small batches of a graph, and count the bytes of its tensors.
 
     Three batches tell what each node and each edge takes.
     """
     pulse.beat("estimating the memory")
-    config, data, device = setup.config, setup.data, setup.device
-    num_nodes, num_edges = data.num_nodes, data.num_edges
+    config, data, on_cpu = setup.config, setup.data, setup.device.type == "cpu"
+    num_nodes, num_edges, is_random = data.num_nodes, data.num_edges, config.partition.is_random
     few, more = min(FEW, max(num_nodes // 2, 1)), min(MORE, num_nodes)
-    share = 0.25 if config.partition.is_random else 1.0
-    degree = max(num_edges / num_nodes * share, 1.0)
+    degree = max(num_edges / num_nodes * (0.25 if is_random else 1.0), 1.0)
     points = [
         (few, round(few * degree)),
         (more, round(more * degree)),
@@ -196,84 +159,49 @@ def measure(setup: Setup) -> Footprint:
     ]
     model = copy.deepcopy(setup.model)  # whose gradients and running statistics are its own
     with torch.random.fork_rng():
-        taken = [_take_step(setup, model, *point) for point in points]
-    on_cpu = device.type == "cpu"
+        taken = np.array([_take_step(setup, model, *point) for point in points])
     factor = ALLOCATED if on_cpu else 1
-    batch, step, evaluation = (
-        Linear.through(points, [factor * value for value in values]) for values in zip(*taken)
-    )
+    batch, step = (Linear.through(points, factor * values) for values in taken.T)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     ranks = config.parallel.num_ranks > 1  # the gradients once more, side by side
-    state = (4 + ranks + bool(config.train.ema)) * weights
+    fixed = (4 + ranks + bool(config.train.ema)) * weights
     if config.learned_channels:
-        state += 12 * num_nodes * config.features.channels  # with two moments of each number
-    on_disk = on_cpu and data.on_disk
-    graph = bytes_of(data) if on_cpu and not on_disk else 0
+        fixed += 12 * num_nodes * config.features.channels  # with two moments of each number
+    if on_cpu:
+        fixed += resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN
+        fixed += waiting_bytes(data, num_edges) if data.on_disk else bytes_of(data)
     return Footprint(
         num_nodes,
         num_edges,
-        state=state,
-        batch=batch,
-        step=step,
-        process=resident_bytes(besides=config.cache_dir) + num_nodes * BYTES_PER_NODE_DRAWN
-        if on_cpu
-        else 0,
-        graph=graph,
-        clusters_per_step=config.partition.clusters_per_step,
-        is_random=config.partition.is_random,
+        fixed,
+        batch,
+        step,
+        config.partition.clusters_per_step,
+        is_random,
         held=PREFETCH + 2 if on_cpu else 1,
-        waiting=partial(waiting_bytes, data) if on_disk else None,
-        evaluation=_evaluation(setup, evaluation, batch, 0 if on_cpu else bytes_of(data)),
     )
-
-
-def _evaluation(setup: Setup, forward: Linear, batch: Linear, graph: float) -> float:
-    """Return what predicting all nodes holds at most; `graph` is what a pass over all edges brings to a GPU."""
-    config, data, model, on_cpu = setup.config, setup.data, setup.model, setup.device.type == "cpu"
-    num_nodes, num_edges = data.num_nodes, data.num_edges
-    rows = 8 * num_nodes * data.out_channels
-    if config.evaluation.is_exact:
-        wide = 0 if getattr(model, "takes_int32_edges", False) else 40 * num_edges
-        if on_cpu and data.on_disk and not why_not(model):
-            block = forward(min(num_nodes, BLOCK_NODES), min(num_edges, BLOCK_EDGES))
-            return activation_bytes(num_nodes, config.model.hidden_channels) + rows + block
-        return forward(num_nodes, num_edges) + rows + wide + graph
-    share = 1 / min(config.evaluation.num_parts, num_nodes)
-    size = num_nodes * share, num_edges * share * share
-    return forward(*size) + rows + batch(*size) * (PREFETCH + 2 if on_cpu else 1)
 
 
 def _take_step(
     setup: Setup, model: torch.nn.Module, num_nodes: int, num_edges: int
-) -> tuple[float, float, float]:
-    """Return the bytes of a batch, of a step beside it without gradients of weights, and of an evaluation."""
-    config, task, device = setup.config, setup.task, setup.device
+) -> tuple[float, float]:
+    """Return the bytes of a batch, and of a step beside it without gradients of weights."""
+    config, device = setup.config, setup.device
     small = sample(setup.data, num_nodes, num_edges)
-    # With a row for each node, whatever its type: few nodes need not have all types.
-    table = build_table(keys.replaced(config, {"features.types": None}), small, device)
+    table = build_table(config, small, device)
     (batch,) = ClusterLoader(small).batches_of(whole_partition(num_nodes))
-    batch_bytes = bytes_of(batch)
-    rng = torch.Generator().manual_seed(0)
-
-    def attach(*drawn: torch.Generator) -> Data:
-        whole = copy.copy(batch)
-        return whole.to(device) if table is None else table.attach(whole, device, *drawn)
-
+    size, rng = bytes_of(batch), torch.Generator().manual_seed(0)
     model.train()
     with Allocations() as step:
-        given = attach(rng)
+        given = batch.to(device) if table is None else table.attach(batch, device, rng)
         with autocast(device, config.train.precision):
-            loss, _ = task.loss(model, given, rng)
+            loss, _ = setup.task.loss(model, given, rng)
         loss.backward()
-    del loss
     gradients = sum(
         p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None
     )
     model.zero_grad()
-    model.eval()
-    with torch.no_grad(), Allocations() as evaluation, autocast(device, config.train.precision):
-        task.predict(model, attach())
-    return batch_bytes, step.peak - gradients, evaluation.peak
+    return size, step.peak - gradients
 
 
 def sample(data: Data, num_nodes: int, num_edges: int) -> Data:
@@ -281,39 +209,13 @@ def sample(data: Data, num_nodes: int, num_edges: int) -> Data:
     rng = stream("memory", num_nodes, num_edges)
     nodes = torch.from_numpy(np.sort(rng.choice(data.num_nodes, num_nodes, replace=False)))
     ends = torch.from_numpy(rng.integers(num_nodes, size=(2, num_edges)))
-    relation = None
-    if not data.types.homogeneous:
-        ends, relation = draw_typed(data.types.restricted_to(nodes), num_edges, rng)
-    edge_index, order = sort_edges(ends, num_nodes)
+    edge_index, _ = sort_edges(ends, num_nodes)
     small = attach_nodes(Graph(edge_index=edge_index, num_nodes=num_nodes), data, nodes)
     if (
         data.edge_attr is not None
-    ):  # zeros: those of the graph, perhaps on a disk, would be read one by one
-        small.edge_attr = data.edge_attr.new_zeros(edge_index.size(1), *data.edge_attr.shape[1:])
-        if relation is not None:
-            small.edge_attr[:, 0] = relation[order.long()]
+    ):  # those of the graph, perhaps on a disk, would be read one by one
+        small.edge_attr = data.edge_attr.new_zeros(num_edges, *data.edge_attr.shape[1:])
     return small
-
-
-def draw_typed(
-    types: GraphTypes, num_edges: int, rng: np.random.Generator
-) -> tuple[Tensor, Tensor]:
-    """Draw edges between nodes of the types that their relations have; returns the edges, and their relations.
-
-    There are none if the nodes of a sample are of types that no relation links.
-    """
-    spans = [
-        (types.nodes_of(source), types.nodes_of(target)) for source, _, target in types.relations
-    ]
-    possible = np.array([number for number, span in enumerate(spans) if all(span)], np.int64)
-    if not len(possible):
-        return torch.empty(2, 0, dtype=torch.int64), torch.empty(0)
-    drawn = rng.choice(possible, num_edges)
-    first, size = (
-        np.array([[getter(part) for part in span] for span in spans]).T[:, drawn]
-        for getter in (lambda part: part.start, len)
-    )
-    return torch.from_numpy(first + rng.integers(size)), torch.from_numpy(drawn).float()
 
 
 def bytes_of(data: Data) -> float:

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from parallel_epochs.pipeline import training
-from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.config import GNNConfig as Config
 from parallel_epochs.pipeline.gnn.predict import inference
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
@@ -67,7 +66,6 @@ def watch(path: Path) -> None:
         watched_loss,
         watched_evaluate,
     )
-    footprint.report = lambda *_: None  # it takes steps of its own
 
 
 def before_step(number: int, do: Callable[[GNNTrainer], object]) -> None:

@@ -1,12 +1,8 @@
 """A user's model of PyG's kind on a graph with several types of nodes, from training to predictions."""
 
 import pytest
-import torch
 
 from parallel_epochs.models.networks.hetero import HeteroView
-from parallel_epochs.pipeline.data.graph_types import GraphTypes
-from parallel_epochs.pipeline.gnn import memory
-from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers.hetero_toys import save_hetero
 from tests.helpers.running import ROOT, train
 
@@ -68,15 +64,3 @@ def test_pairs_have_rows_of_every_type(configure, tmp_path, overrides, monkeypat
         configure(*overrides, "task=link", "task.relation=buys", "train.epochs=1"), tmp_path / "run"
     )
     assert 0 <= found["best_valid"] <= 1 and missing and not any(missing)
-
-
-def test_edges_that_are_measured_fit_their_relations():
-    schema = GraphTypes(
-        ["a", "b", "c"], [4, 3, 0], [1, 1, 1], [("a", "r", "b"), ("b", "s", "c"), ("b", "t", "b")]
-    )
-    ends, relation = memory.draw_typed(schema, 200, stream("test"))
-    source, target = (ends >= 4).long()
-    assert relation.unique().tolist() == [0, 2] and ends.min() >= 0 and ends.max() == 6
-    assert torch.equal(source, (relation == 2).long()) and bool((target == 1).all())
-    none = GraphTypes(["a", "b"], [4, 0], [1, 1], [("a", "r", "b")])
-    assert [part.numel() for part in memory.draw_typed(none, 200, stream("test"))] == [0, 0]

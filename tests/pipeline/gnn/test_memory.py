@@ -18,7 +18,7 @@ from parallel_epochs.pipeline.run import memory
 from parallel_epochs.pipeline.run.allocations import Allocations
 from parallel_epochs.pipeline.run.seeds import stream
 from tests.helpers import building as build
-from tests.helpers.running import TOY, finish, summary_of, train
+from tests.helpers.running import TOY, finish, shell, summary_of, train
 
 CPU = torch.device("cpu")
 GRAPH = [
@@ -93,7 +93,7 @@ def test_small_batches_tell_what_a_larger_one_takes(overrides, graph, configure)
         footprint.bytes_of(batch), rel=0.02
     )
     assert found.batch_size(2) == (2000, pytest.approx(size[1], rel=0.05))
-    assert found.state >= 16 * sum(p.numel() for p in model.parameters())
+    assert found.fixed >= 16 * sum(p.numel() for p in model.parameters()) + footprint.bytes_of(data)
 
 
 def test_the_fewest_clusters_that_fit_are_chosen(graph, configure, monkeypatch, caplog):
@@ -101,7 +101,7 @@ def test_the_fewest_clusters_that_fit_are_chosen(graph, configure, monkeypatch, 
     config = configure(*graph, AUTO)
     opened = build.open_graph(config)
     found = dataclasses.replace(
-        footprint.measure(build.part_of(config, opened.parts[0].data)), process=1e8
+        footprint.measure(build.part_of(config, opened.parts[0].data)), fixed=1e8
     )
     monkeypatch.setattr(footprint, "measure", lambda *args: found)
     for num_parts in (1, 2, 7):
@@ -140,27 +140,21 @@ def test_denser_clusters_need_more_of_them(graph, configure):
     assert found.is_random and not of_metis.is_random
 
 
-def to_come(found, num_parts):
-    """The bytes of the clusters that wait for their turn."""
-    num_nodes, num_edges = found.batch_size(num_parts)
-    return found.waiting(num_edges * found.num_nodes / num_nodes)
-
-
 def test_of_a_graph_on_disk_what_waits_is_counted(graph, configure, monkeypatch):
     config = configure(*graph, "data.on_disk=true", "partition.num_parts=4")
-    found = footprint.measure(build.part_of(config, data := open_data(config)))
+    data = open_data(config)
     edge_bytes = 8 + 4 * data.edge_attr.size(1)
     blocks = 2 * 40_000 * (edge_bytes - 4)  # the whole graph is one, and another is read ahead
-    metis = dataclasses.replace(found, is_random=False)
-    assert found.graph == 0
-    assert to_come(found, 4) == blocks + 10_000 * edge_bytes
-    assert to_come(found, 1) == to_come(metis, 4) == blocks + 40_000 * edge_bytes
+    waiting = graph_stream.waiting_bytes
+    assert waiting(data, 10_000) == blocks + 10_000 * edge_bytes
     monkeypatch.setattr(
         graph_stream, "buffer_bytes", lambda: 1000
     )  # the rest waits in files, and so do features
-    assert to_come(found, 4) == blocks + 2000
+    assert waiting(data, 10_000) == blocks + 2000
     monkeypatch.setattr(graph_stream, "BLOCK_BYTES", 5000)
-    assert to_come(found, 4) == 2 * 5000 + 2000
+    assert waiting(data, 10_000) == 2 * 5000 + 2000
+    monkeypatch.setattr(footprint, "waiting_bytes", lambda data, num_edges: 1e12)
+    assert footprint.measure(build.part_of(config, data)).fixed > 1e12
 
 
 def test_no_random_number_is_drawn_from_those_of_the_run(graph, configure):
@@ -199,11 +193,9 @@ def test_what_makes_no_sense_is_refused(overrides, message, configure):
         build.check(configure(*overrides))
 
 
-def test_a_run_keeps_the_number_that_was_chosen(configure, tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+def test_a_run_keeps_the_number_that_was_chosen(configure, tmp_path):
     command = [*TOY, AUTO, "train.epochs=1", "device=cpu"]
     train(configure(*command), tmp_path / "run")
-    assert "memory: about" in caplog.text
     saved = configuration.load(tmp_path / "run" / "config.yaml")
     assert saved.partition.num_parts == 1  # this machine holds all of it
     resumed = configure(*command, f"resume={tmp_path / 'run'}", "memory=9GB")
@@ -245,24 +237,18 @@ LARGE = [
     "train.epochs=1",
     "model.num_layers=7",
 ]  # of two steps, the second with the optimizer's state
-UNITS = {"MB": 1e6, "GB": 1e9}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", ["seed=0", "features=embedding", "data.on_disk=true"])
-def test_a_process_takes_what_was_estimated(more, tmp_path, tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "footprint-cache"
-    arguments = [*LARGE, more, "device=cpu"]
-    if (
-        not cache.exists()
-    ):  # the first to open a graph also prepares it, which takes memory of its own
-        assert (
-            finish([*LARGE, "train.epochs=1", "model.num_layers=2"], tmp_path / "first", cache)[0]
-            == 0
-        )
+def test_a_process_takes_what_was_estimated(more, configure, tmp_path):
+    cache, arguments = tmp_path / "cache", [*LARGE, more, "device=cpu"]
+    # The first to open a graph also prepares it, which takes memory of its own.
+    assert finish([*LARGE, "model.num_layers=2"], tmp_path / "first", cache)[0] == 0
+    told = shell("pipeline.check", *arguments, f"cache_dir={cache}", cwd=tmp_path).stdout
+    size, unit = re.search(r"memory +about ([\d.]+) (MB|GB) a rank", told).groups()
     status, output = finish(arguments, tmp_path / "run", cache)
     assert status == 0, output
-    size, unit = re.search(r"memory: about ([\d.]+) (MB|GB) a rank", output).groups()
-    assert float(size) * UNITS[unit] == pytest.approx(
+    assert float(size) * {"MB": 1e6, "GB": 1e9}[unit] == pytest.approx(
         summary_of(tmp_path / "run")["peak_memory_bytes"], rel=0.2
     )

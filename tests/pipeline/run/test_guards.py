@@ -15,7 +15,6 @@ import torch
 
 from parallel_epochs.pipeline import keys, training
 from parallel_epochs.pipeline.data.cache import load
-from parallel_epochs.pipeline.gnn import memory as footprint
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.gnn.trainer import GNNTrainer
 from parallel_epochs.pipeline.run import checkpoint
@@ -98,7 +97,6 @@ def test_a_single_process_has_the_threads_asked_for(configure, tmp_path, monkeyp
     monkeypatch.setattr(
         NodeTask, "loss", lambda *args: seen.append(torch.get_num_threads()) or loss(*args)
     )
-    monkeypatch.setattr(footprint, "report", lambda *_: None)  # it takes steps of its own
     config = configure(*TOY, "train.epochs=1")
     for number, expected in ((0, before), (before + 1, before + 1)):
         train(
