@@ -1,8 +1,7 @@
 """Describes an opened dataset for `python -m pipeline.check`: how much of everything there is, and what is odd."""
 
-from typing import cast
-
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -11,17 +10,13 @@ from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.graph.components import label_components
 from parallel_epochs.pipeline.graph.structure import describe_edges
 from parallel_epochs.pipeline.metrics import CLASS_METRICS
-from parallel_epochs.pipeline.names import MASKS, SPLITS
+from parallel_epochs.pipeline.names import MASKS, PAIRS, SPLITS
 from parallel_epochs.pipeline.run.words import count
 
 # The name of a line, and its text.
 Rows = list[tuple[str, str]]
-# Classes, tasks, types or relations that are listed one by one.
+# Classes, types or relations that are listed one by one.
 LISTED = 20
-# Nodes or edges whose features are compared at a time.
-ROWS = 4096
-# Edges whose relations are counted at a time.
-EDGES = 1 << 22
 
 
 def describe(data: Graph) -> Rows:
@@ -30,13 +25,10 @@ def describe(data: Graph) -> Rows:
     if kind is DataKind.TRIPLES:
         return describe_triples(data)
     if kind is DataKind.VECTORS:
-        different = count_different(data.x)
-        return [
-            ("vectors", f"{len(data.x):,}"),
-            ("numbers of each", describe_columns(data, data.x)),
-            ("equal to an earlier one", of_all(len(data.x) - different, len(data.x))),
-            *describe_labels(data),
-        ]
+        size = f"{len(data.x):,}"
+        return [("vectors", size), ("numbers of each", describe_columns(data, data.x))] + (
+            describe_labels(data)
+        )
     rows = [("edges", describe_edges(data, several_relations=not data.types.homogeneous))]
     if kind is DataKind.GRAPHS:
         sizes = data.ptr.diff()
@@ -49,13 +41,9 @@ def describe(data: Graph) -> Rows:
         largest = f"the largest has {sizes.max(initial=0):,} nodes"
         rows.append(("components", f"{len(sizes):,}, {single}; {largest}"))
     rows += describe_features(data) if data.types.homogeneous else describe_types(data)
-    if kind is not DataKind.PAIRS:
-        return rows + describe_labels(data)
-    rows += [(f"{split} pairs", f"{len(data[f'{split}_pairs']):,}") for split in SPLITS]
-    return rows + [
-        (f"{split} pairs not linked", f"{len(data[f'{split}_negatives']):,}")
-        for split in SPLITS[1:]
-    ]
+    if kind is DataKind.PAIRS:
+        return rows + [(key.replace("_", " "), f"{len(data[key]):,}") for key in PAIRS]
+    return rows + describe_labels(data)
 
 
 def describe_types(data: Graph) -> Rows:
@@ -66,15 +54,14 @@ def describe_types(data: Graph) -> Rows:
     for name, num_nodes, width in zip(types.names, types.counts, types.widths, strict=True):
         nodes = types.nodes_of(name)
         features = describe_columns(data, data.x[nodes.start : nodes.stop, :width])
-        text = f"{count(num_nodes, 'node')}, features: {features}"
         means = ", means of neighbours' features" if name in types.averaged else ""
-        rows.append((f"type {name}", text + means))
-    blocks = data.edge_attr[:, 0].split(EDGES)
-    nums = sum(torch.bincount(block.long(), minlength=len(types.relations)) for block in blocks)
+        text = f"{count(num_nodes, 'node')}, features: {features}{means}"
+        rows.append((f"type {name}", text))
+    nums = data.edge_attr[:, 0].long().bincount(minlength=len(types.relations)).tolist()
     for number, (source, name, target) in enumerate(types.relations):
         if number not in types.reverse:
-            num = int(cast(Tensor, nums)[number])
-            relations.append((name, f"{count(num, 'edge')} from {source} to {target}"))
+            text = f"{count(nums[number], 'edge')} from {source} to {target}"
+            relations.append((name, text))
     return [
         ("types and relations", str(types)),
         *at_most(rows, "types of nodes"),
@@ -85,40 +72,28 @@ def describe_types(data: Graph) -> Rows:
 
 def describe_features(data: Graph) -> Rows:
     """Say what features nodes and edges have."""
-    num_species, attr = data.get("num_categories", 0), data.edge_attr
-    places = {
-        "degree": "none; the degree takes their place",
-        "edges": "none; those of the edges do",
-    }
-    nodes = places.get(data.get("x_source"))
-    if nodes is None:
-        nodes = describe_columns(data, data.x[:, : data.x.size(1) - num_species])
-    return [
-        ("categories of nodes" if "x_tables" in data else "features of nodes", nodes),
-        *([("species", f"{num_species:,}")] if num_species else []),
-        (
-            "categories of edges" if "edge_tables" in data else "features of edges",
-            "0" if attr is None else describe_columns(data, attr),
-        ),
-    ]
+    num_species, rows = data.get("num_categories", 0), Rows()
+    own = data.x[:, : data.x.size(1) - num_species]
+    is_given = data.get("x_source", "data") == "data"
+    for of, tables, values in (
+        ("nodes", "x_tables", own if is_given else None),
+        ("edges", "edge_tables", data.edge_attr),
+    ):
+        text = "none" if values is None else describe_columns(data, values)
+        rows.append((f"{'categories' if tables in data else 'features'} of {of}", text))
+    return rows + ([("species", f"{num_species:,}")] if num_species else [])
 
 
 def describe_columns(data: Graph, values: Tensor) -> str:
     """Say how many columns there are, and how many hold one number alone, of which nothing can be learned."""
-    constant = 0
+    text, constant = f"{values.size(1):,}", 0
     if len(values) > 1 and not data.get("on_disk", False):
-        # Some rows at a time: all of them may be larger than memory.
-        parts = [(part == values[0]).all(0) for part in values.split(ROWS)]
-        constant = int(torch.stack(parts).all(0).sum())
-    text = f"{values.size(1):,}"
-    if constant:
-        verb = "holds" if constant == 1 else "hold"
-        text += f", of which {constant:,} {verb} the same number in every row"
-    return text
+        constant = int((values == values[0]).all(0).sum())
+    return f"{text}, of which {constant:,} constant" if constant else text
 
 
 def describe_labels(data: Graph) -> Rows:
-    """Count the labels of nodes, graphs or vectors: in each split, of each class or task, and those that are missing."""
+    """Count the labels of nodes, graphs or vectors: in each split, of each class, and those that are missing."""
     y = data.get("y")
     if y is None:
         return [("labels", "none")]
@@ -126,9 +101,10 @@ def describe_labels(data: Graph) -> Rows:
         parts = {split: data[mask].bool() for split, mask in zip(SPLITS, MASKS, strict=True)}
     else:  # vectors have labels without splits
         parts = {"labelled": ~y.float().isnan().any(1)}
-    rows = [("rows", per_split({name: f"{int(mask.sum()):,}" for name, mask in parts.items()}))]
+    rows = [("rows", per_split({name: int(mask.sum()) for name, mask in parts.items()}))]
     if y.is_floating_point() and data.get("metric") not in CLASS_METRICS:
-        return rows + describe_tasks(y, parts)
+        missing = {name: int(y[mask].isnan().sum()) for name, mask in parts.items()}
+        return [*rows, ("tasks", f"{y.size(1):,}"), ("missing labels (NaN)", per_split(missing))]
     names = unpack_names(data, "label_names") if "label_names" in data else None
     return rows + describe_classes(y[:, 0].long(), parts, names)
 
@@ -148,89 +124,44 @@ def describe_classes(y: Tensor, parts: dict[str, Tensor], names: list[str] | Non
     rows = [("classes", f"{num_classes:,}")]
     if untrained := int((counts[0] == 0).sum()):
         rows.append(("classes without a training label", f"{untrained:,}"))
-    order = counts.sum(0).argsort(descending=True, stable=True)
+    order = counts.sum(0).argsort(descending=True, stable=True).tolist()
     found = [
         (
             f"class {number if names is None else names[number]}",
-            per_split({name: f"{num:,}" for name, num in zip(parts, own, strict=True)}),
+            per_split(dict(zip(parts, counts[:, number].tolist(), strict=True))),
         )
-        for number, own in zip(order.tolist(), counts[:, order].T.tolist(), strict=True)
+        for number in order[: LISTED + 1]
     ]
-    return rows + at_most(found, "classes")
-
-
-def describe_tasks(y: Tensor, parts: dict[str, Tensor]) -> Rows:
-    """Describe the labels of each task in each split: how many are known, their mean, and how far they reach.
-
-    Args:
-        y: labels [num_rows, num_tasks], 0 and 1 or real values; NaN is unknown.
-        parts: the rows of each split, bool [num_rows].
-    """
-    missing = {
-        name: of_all(int(y[mask].isnan().sum()), y[mask].numel()) for name, mask in parts.items()
-    }
-    rows = Rows()
-    for number, column in enumerate(y.T):
-        texts = {}
-        for name, mask in parts.items():
-            known = column[mask & ~column.isnan()]
-            texts[name] = f"{len(known):,}"
-            if len(known):
-                low, high = (float(bound) for bound in torch.aminmax(known))
-                texts[name] += f" from {low:.4g} to {high:.4g}, mean {float(known.mean()):.4g}"
-        rows.append((f"task {number}", per_split(texts)))
-    return [
-        ("tasks", f"{y.size(1):,}"),
-        ("missing labels (NaN)", per_split(missing)),
-        *at_most(rows, "tasks"),
-    ]
+    return rows + at_most(found, "classes", num_classes)
 
 
 def describe_triples(data: Graph) -> Rows:
     """Count the triples of a knowledge graph, and those that say nothing new or cannot be learned."""
-    triples, num_entities = data.triples, data.num_nodes
-    splits = dict(zip(SPLITS, triples.split(data.triple_ptr.diff().tolist()), strict=True))
-    different = {split: rows.unique(dim=0) for split, rows in splits.items()}
-
-    def count_missing(numbers: Tensor, total: int) -> str:
-        return of_all(total - len(numbers.unique()), total)
-
-    def count_known(rows: Tensor) -> int:
-        both = torch.cat([different["train"], rows])
-        return len(both) - count_different(both)
-
-    twice = {split: f"{len(rows) - len(different[split]):,}" for split, rows in splits.items()}
-    leaked = {split: f"{count_known(different[split]):,}" for split in SPLITS[1:]}
-    train = splits["train"]
+    parts = data.triples.split(data.triple_ptr.diff().tolist())
+    splits = dict(zip(SPLITS, (pd.DataFrame(part.numpy()) for part in parts), strict=True))
+    train = splits["train"].drop_duplicates()
+    leaked = {split: len(splits[split].drop_duplicates().merge(train)) for split in SPLITS[1:]}
+    entities = len(np.unique(train[[0, 2]]))
     return [
-        ("entities", f"{num_entities:,}"),
+        ("entities", f"{data.num_nodes:,}"),
         ("relations", f"{data.num_relations:,}"),
-        ("triples", per_split({split: f"{len(rows):,}" for split, rows in splits.items()})),
-        ("duplicate triples", per_split(twice)),
+        ("triples", per_split({split: len(rows) for split, rows in splits.items()})),
+        (
+            "duplicate triples",
+            per_split({split: int(rows.duplicated().sum()) for split, rows in splits.items()}),
+        ),
         ("training triples in", per_split(leaked)),
-        ("entities not trained", count_missing(train[:, ::2], num_entities)),
-        ("relations not trained", count_missing(train[:, 1], data.num_relations)),
+        ("entities not trained", f"{data.num_nodes - entities:,}"),
+        ("relations not trained", f"{data.num_relations - train[1].nunique():,}"),
     ]
 
 
-def count_different(rows: Tensor) -> int:
-    """Count the different rows of a matrix by their bytes, 0 and -0 being equal."""
-    values = np.ascontiguousarray((rows + 0).numpy())
-    return len(np.unique(values.view(np.dtype((np.void, values.itemsize * values.shape[1])))))
-
-
-def of_all(count: int, total: int) -> str:
-    """Say how many there are, and which part of all that is."""
-    return f"{count:,}" + (f" ({count / total:.1%})" if count else "")
-
-
-def per_split(texts: dict[str, str]) -> str:
+def per_split(numbers: dict[str, int]) -> str:
     """Name a number for each split."""
-    separator = "; " if any(" " in text for text in texts.values()) else ", "
-    return separator.join(f"{name} {text}" for name, text in texts.items())
+    return ", ".join(f"{name} {number:,}" for name, number in numbers.items())
 
 
-def at_most(rows: Rows, what: str) -> Rows:
+def at_most(rows: Rows, what: str, total: int | None = None) -> Rows:
     """Return the first rows, and say how many more there are."""
-    more = len(rows) - LISTED
+    more = (len(rows) if total is None else total) - LISTED
     return rows[:LISTED] + ([("", f"and {more} more {what}")] if more > 0 else [])
