@@ -8,6 +8,9 @@ KEYS: dict[str, tuple] = {
     "baselines.seconds": (),
     "data.dangling": ("drop",),
     "data.device": (),
+    "data.header": (None,),
+    "data.laplacian": (None,),
+    "data.mask_column": (None,),
     "data.min_component_size": (100,),
     "data.nodes.char_lengths": ([2, 4],),
     "data.nodes.log_label": (False,),
@@ -16,6 +19,7 @@ KEYS: dict[str, tuple] = {
     "data.nodes.table": (None,),
     "data.nodes.tag_separator": ("|",),
     "data.nodes.text_words": (1,),
+    "data.num_neighbors": (8,),
     "data.num_workers": (),
     "data.propagate_scale": ("each",),
     "data.edges.table": (None,),
@@ -96,6 +100,13 @@ VALUES = {
 }
 
 
+# Keys that one value of another key has no more, and others have.
+OF_ONE = (
+    (("trainer.name", "knowledge"), "trainer.num_parts"),
+    (("data.source", "file"), "data.time_column"),
+)
+
+
 def leave_out(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out gone keys of a saved configuration that have the values that are fixed now.
 
@@ -109,10 +120,9 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
     wrong += [
         name for name, fixed in KEYS.items() if fixed and values.get(name, fixed[0]) not in fixed
     ]
-    own = (
-        () if values.get("trainer.name") != "knowledge" else ("trainer.num_parts",)
-    )  # others have it
-    wrong += [name for name in own if values.get(name, 1) not in (1, "auto")]
+    for owner, name in OF_ONE:
+        if values.get(owner[0]) == owner[1] and values.get(name) not in (None, 1, "auto"):
+            wrong.append(name)
     if values.get("model.learn_t") is False and values["model.aggr"] in ("softmax", "softmax_sum"):
         wrong.append("model.learn_t")
     for name in wrong:

@@ -101,19 +101,9 @@ class DataConfig:
         return self.degrees
 
     @property
-    def num_walks(self) -> int:
-        """The number of columns of ``x`` with probabilities of random walks."""
-        return 0
-
-    @property
-    def num_vectors(self) -> int:
-        """The number of the last columns of ``x``, entries in eigenvectors of a graph's Laplacian."""
-        return 0
-
-    @property
     def num_last(self) -> int:
         """The number of the last columns of ``x`` that say where a node stands in its graph."""
-        return self.num_walks + self.num_vectors
+        return 0
 
     @property
     def has_rows(self) -> bool:

@@ -65,7 +65,6 @@ PREPARED = (
     "add_self_loops",
     "node_features",
     "random_walk",
-    "laplacian",
 )
 # Seconds between two looks at a store that another process writes.
 WAITING = 0.2

@@ -88,23 +88,19 @@ def check_synthetic_sizes(
 
 @dataclass
 class DigitsConfig(DataConfig):
-    """The k-nearest-neighbour graph of scikit-learn's 1,797 handwritten digits."""
+    """The graph of the 8 nearest neighbours of scikit-learn's 1,797 handwritten digits."""
 
+    fixed: ClassVar[dict[str, Any]] = {"num_neighbors": 8}
     source: str = key(
         "digits",
         "Nearest-neighbour graph of scikit-learn's 1,797 handwritten digits.",
         shapes_graph=True,
     )
-    num_neighbors: int = key(8, "Number of nearest neighbours of each digit.", shapes_graph=True)
     train_fraction: float = fraction(0.6, "training")
     valid_fraction: float = fraction(0.2, "validation")
     graph_seed: int = key(0, "Seed of the split.", minimum=0, shapes_graph=True)
 
     def check(self) -> None:
-        if not 1 <= self.num_neighbors < 1797:
-            raise ValueError(
-                f"data.num_neighbors must be between 1 and 1796, not {self.num_neighbors}"
-            )
         check_fractions(self.train_fraction, self.valid_fraction)
 
 
@@ -193,23 +189,10 @@ class EncodedGraphsConfig(DataConfig):
         shapes_graph=True,
         hashed_if_given=True,
     )
-    laplacian: int | None = key(
-        None,
-        "Number K of eigenvectors of each graph's normalised Laplacian: the model also reads the node's "
-        "entries in those of the K smallest eigenvalues above 0. In training, the signs are random.",
-        minimum=1,
-        below=256,
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
 
     @property
-    def num_walks(self) -> int:
+    def num_last(self) -> int:
         return self.random_walk or 0
-
-    @property
-    def num_vectors(self) -> int:
-        return self.laplacian or 0
 
 
 @dataclass
@@ -258,31 +241,23 @@ class FileConfig(DataConfig):
 
     links: ClassVar[str] = "edges"
     other_keys: ClassVar[tuple[str, ...]] = ("path",)
+    fixed: ClassVar[dict[str, Any]] = {"mask_column": None, "time_column": None}
     source: str = key(
         "file", "File with a torch_geometric Data that torch.save wrote.", shapes_graph=True
     )
     path: str = key(..., "Path of the file.", is_path=True, names_files=True)
     degrees: bool = degrees(True)
-    mask_column: int | None = key(
-        None,
-        "Column of the masks to use, counted from 0, if they have several.",
-        minimum=0,
-        shapes_graph=True,
-    )
     split: str | None = key(
         None,
-        "How labelled nodes, or the links of task=link, are split. random: at random. time: "
-        "the earliest are for training. Default: the masks of the file for nodes, random for "
+        "How labelled nodes or edges, or the links of task=link, are split. random: at random. "
+        "time: the earliest edges are for training. Default: the masks of the file, and random for "
         "links.",
         choices=("random", "time"),
         shapes_graph=True,
     )
-    time_column: str | None = key(
-        None, "Attribute that holds a time for each node (data.split=time).", shapes_graph=True
-    )
     edge_time: str | None = key(
         None,
-        "Attribute that holds a time for each edge (task=link with data.split=time).",
+        "Attribute that holds a time for each edge (data.split=time).",
         shapes_graph=True,
         hashed_if_given=True,
     )
@@ -294,23 +269,19 @@ class FileConfig(DataConfig):
     label_type: str | None = None  # task.type sets it
     hide_labelled: bool | None = None  # true for task=edge
 
-    def _check_time(self, name: str, unit: str) -> None:
-        if self.split == "time" and getattr(self, name) is None:
-            raise ValueError(
-                f"data.split=time needs data.{name}, the attribute with a time for each {unit}"
-            )
-
     def check_edges(self) -> None:
-        self._check_time("edge_time", "edge")
+        if self.split == "time" and self.edge_time is None:
+            raise ValueError(
+                "data.split=time needs data.edge_time, the attribute with a time for each edge"
+            )
 
     def check(self) -> None:
         check_fractions(self.train_fraction, self.valid_fraction)
-        for name in ("time_column", "edge_time"):
-            if self.split != "time" and (value := getattr(self, name)) is not None:
-                raise ValueError(
-                    f"data.{name}={value} needs data.split=time; this run has "
-                    f"data.split={self.split or 'null'}"
-                )
+        if self.split != "time" and self.edge_time is not None:
+            raise ValueError(
+                f"data.edge_time={self.edge_time} needs data.split=time; this run has "
+                f"data.split={self.split or 'null'}"
+            )
         path = Path(self.path)
         if not path.is_dir() and files.is_there(path):
             return
@@ -325,11 +296,14 @@ class FileConfig(DataConfig):
         raise ValueError(f"data.path={self.path} {problem}")
 
     def check_labels(self) -> None:
-        self._check_time("time_column", "node")
+        if self.split == "time":
+            raise ValueError(
+                "data.split=time divides edges: for labels of nodes, save masks of the times of the nodes"
+            )
 
     def check_links(self, relation: object = None) -> None:
         super().check_links(relation)
-        self._check_time("edge_time", "edge")
+        self.check_edges()
 
 
 @dataclass
@@ -472,8 +446,7 @@ class EdgesConfig(DataConfig):
     source: str = key(
         "edges",
         "Table of edges. It may be a text file with two ids and optionally a weight per line, a "
-        ".mat file with network and group, an adjacency matrix that scipy.sparse.save_npz wrote, or a "
-        ".npy array of pairs of node numbers.",
+        ".mat file with network and group, or a .npy array of pairs of node numbers.",
         shapes_graph=True,
     )
     path: str = key(
@@ -488,14 +461,6 @@ class EdgesConfig(DataConfig):
         "have several lines.",
         is_path=True,
         names_files=True,
-    )
-    header: bool | None = key(
-        None,
-        "Whether the first line of a text file is a header. true: it is left out. false: "
-        "it is an edge. Default: it is an edge, but a line that looks like a header is "
-        "refused.",
-        shapes_graph=True,
-        hashed_if_given=True,
     )
     to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
     degrees: bool = degrees(True)
@@ -535,8 +500,8 @@ class TriplesConfig(DataConfig):
     )
     folder: str = key(
         ...,
-        "Folder with train.txt, valid.txt and test.txt, or a .tar.gz of them. The files may also "
-        "end in .tsv, .del or .csv, and be compressed (.gz).",
+        "Folder with train.txt, valid.txt and test.txt. The files may also end in .tsv, .del or .csv, "
+        "and be compressed (.gz).",
         is_path=True,
         names_files=True,
     )
@@ -544,11 +509,7 @@ class TriplesConfig(DataConfig):
 
     def check(self) -> None:
         refuse_changes(self, "triples")
-        if not Path(self.folder).is_dir() and not files.is_there(Path(self.folder)):
-            raise ValueError(
-                f"data.folder={self.folder} does not exist. Give a folder with train.txt, valid.txt and "
-                "test.txt, or a .tar.gz of them"
-            )
+        check_folder(self.folder)
 
 
 @dataclass
@@ -583,11 +544,8 @@ class MathConfig(DataConfig):
 
     def check(self) -> None:
         refuse_changes(self, "triples")
-        asked, there = (
-            self.num_train + self.num_valid + self.num_test,
-            5 * self.num_operands * self.num_entities,
-        )
-        if asked > there:
+        asked = self.num_train + self.num_valid + self.num_test
+        if asked > (there := 5 * self.num_operands * self.num_entities):
             raise ValueError(
                 f"data.num_train, data.num_valid and data.num_test ask for {asked:,} triples, but "
                 f"data.num_entities={self.num_entities:,} with data.num_operands={self.num_operands:,} "
@@ -602,15 +560,14 @@ class VectorsConfig(DataConfig):
     holds: ClassVar[str] = "vectors"
     source: str = key(
         "vectors",
-        "Vectors: a table or tensor with a vector per row, images in the format of MNIST, or "
+        "Vectors: a table or array with a vector per row, images in the format of MNIST, or "
         "vectors that `predict` saved.",
         shapes_graph=True,
     )
     path: str = key(
         ...,
-        "Path of a file that ends in .npy, .npz, .csv, .tsv, .txt (word2vec's format), .parquet or "
-        ".pt, of a file of images in IDX format (it may be compressed by .gz), or of a folder of such "
-        "images and their labels.",
+        "Path of a file that ends in .npy, .csv, .tsv, .txt (word2vec's format) or .parquet, of a file of "
+        "images in IDX format (it may be compressed by .gz), or of a folder of such images and their labels.",
         is_path=True,
         names_files=True,
     )

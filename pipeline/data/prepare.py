@@ -34,7 +34,6 @@ def prepare(
     add_self_loops: bool = False,
     node_features: str = "sum",
     random_walk: int | None = None,
-    laplacian: int | None = None,
     learned: Learned | None = None,
     densify: Callable[[Tensor], Tensor] = Tensor.to_dense,
     on_stage: Callable[[str], None] = lambda stage: None,
@@ -48,7 +47,6 @@ def prepare(
         add_self_loops: add the missing self-loops.
         node_features: how a graph without node features gets them, see :func:`incident_features`.
         random_walk: steps of a random walk in each of many graphs, whose probabilities to return are features, too.
-        laplacian: eigenvectors of the Laplacian of each of many graphs, whose entries are features, too; the last.
         learned: of the graph that a model was trained on, in place of what this one would tell.
         densify: makes a sparse ``x`` dense.
         on_stage: called with the name of each stage when it begins.
@@ -96,7 +94,8 @@ def prepare(
     kept = {key: data[key] for key in (*GRAPH_KEYS, *NAME_KEYS, "types") if key in data}
     if "ptr" in kept:
         kept["by_source"] = transpose(edge_index).get_csr()[1]
-    x = _with_encodings(x, kept, edge_index, {"random_walk": random_walk, "laplacian": laplacian})
+    if random_walk:
+        x = _with_walks(x, kept, edge_index, random_walk)
     if data.kind is DataKind.GRAPH and data.edge_index.size(1):
         kept[FIRST_SOURCE] = int(plain_edges(data.edge_index)[0].min())
     if "edge_time" in data:
@@ -167,18 +166,13 @@ def _node_features(
     )
 
 
-def _with_encodings(
-    x: Tensor, union: dict, edge_index: EdgeIndex, widths: dict[str, int | None]
-) -> Tensor:
-    """Add columns that say where a node stands in its graph to the features of the nodes of many graphs."""
-    for name, num_columns in widths.items():
-        if num_columns:
-            found = encode(name, edge_index, union["ptr"], num_columns)
-            if "x_tables" in union:
-                found = as_levels(name, found).to(x.dtype)
-                union["x_tables"] = [*union["x_tables"], *[LEVELS[name]] * num_columns]
-            x = torch.cat([x, found], dim=1)
-    return x
+def _with_walks(x: Tensor, union: dict, edge_index: EdgeIndex, num_steps: int) -> Tensor:
+    """Add the encoding by random walks to the features of the nodes of many graphs."""
+    found = encode(edge_index, union["ptr"], num_steps)
+    if "x_tables" in union:
+        found = as_levels(found).to(x.dtype)
+        union["x_tables"] = [*union["x_tables"], *[LEVELS] * num_steps]
+    return torch.cat([x, found], dim=1)
 
 
 def _take_targets(data: Graph) -> dict:

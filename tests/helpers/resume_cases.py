@@ -243,7 +243,6 @@ ROWS: dict[str, list[str]] = {
     "graph": [],
     "graph: encodings": [
         "data.random_walk=3",
-        "data.laplacian=2",
         *DROPPED,
     ],
     "tables": [],

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.io
-import scipy.sparse as sp
 import torch
 
 from parallel_epochs.pipeline.data.graph import Graph, write_graph
@@ -83,11 +81,9 @@ def write_data(folder: Path) -> None:
     (folder / "molecules.csv").write_text(molecules(lambda n: f"{'C' * (n + 1)}O,{n % 2}"))
     np.save(folder / "edges.npy", np.array(ENDS))
     scipy.io.savemat(folder / "edges.mat", {"network": np.eye(NUM_NODES)})
-    sp.save_npz(folder / "edges.npz", sp.eye_array(NUM_NODES).tocsr())
     torch.save(graph_of(NUM_NODES), folder / "graph.pt")
     x = np.random.default_rng(0).normal(size=(60, 4))
-    np.save(folder / "x.npy", x), np.savez_compressed(folder / "x.npz", x=x)
-    torch.save(torch.from_numpy(x), folder / "x.pt")
+    np.save(folder / "x.npy", x)
     pd.DataFrame(x, columns=list("abcd")).to_parquet(folder / "x.parquet")
     (folder / "x.csv").write_text("".join(f"{n % 7},{n % 5},{n}\n" for n in range(60)))
     (folder / "kg").mkdir(), (folder / "graphs").mkdir()
@@ -95,8 +91,6 @@ def write_data(folder: Path) -> None:
         (folder / "kg" / f"{split}.txt").write_text(
             "".join(f"{a}\tr{a % 2}\t{b}\n" for a, b in ENDS[number::3])
         )
-    with tarfile.open(folder / "kg.tar.gz", "w:gz") as archive:
-        archive.add(folder / "kg", "kg")
     for number in range(12):
         one = {key: value for key, value in graph_of(5).items() if key in ("edge_index", "x")}
         torch.save({**one, "y": number % 2}, folder / "graphs" / f"{number}.pt")
@@ -252,7 +246,6 @@ CASES = [
             ),
             ("x.parquet", on("x.parquet", VECTORS), "x.parquet is not a readable table: <*>"),
             ("edges.mat", on("edges.mat"), "edges.mat is not a readable MATLAB file: <*>"),
-            ("kg.tar.gz", TRIPLES + "kg.tar.gz", CUT_SHORT.format("kg.tar.gz")),
             (
                 "stored/manifest.json",
                 STORE,

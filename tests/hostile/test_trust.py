@@ -387,18 +387,6 @@ CASES = [
         packed("x.tsv.gz", gzip.compress(BOMB)),
     ),
     Case(
-        "a bomb of tar",
-        "pipeline.train trainer=knowledge data=triples data.folder=x.tar.gz cache_dir=cache",
-        unpacks("x.tar.gz"),
-        packed("x.tar.gz", tar_of(BOMB)),
-    ),
-    Case(
-        "a bomb of numpy",
-        LAYOUT + "x.npz",
-        unpacks("x.npz"),
-        packed("x.npz", npz_of(np.zeros((1000, 1000)))),
-    ),
-    Case(
         "a bomb of torch",
         "pipeline.train data=file data.path=graph.pt cache_dir=cache",
         unpacks("graph.pt"),

@@ -1,11 +1,8 @@
-"""Tables of edges and labels as people have them: ids of any kind, two or three columns; matrices and arrays."""
+"""Tables of edges and labels as people have them: ids of any kind, two or three columns; MATLAB files and arrays."""
 
-import contextlib
-import io
 import logging
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,6 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.data.sniffer import (
     COMMENTS,
-    MATRIX_MARKET,
     RAGGED,
     is_number,
     read_rows,
@@ -35,7 +31,6 @@ from parallel_epochs.pipeline.data.sniffer import (
 )
 from parallel_epochs.pipeline.data.splits import divide, shuffle
 from parallel_epochs.pipeline.names import MASKS
-from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -96,10 +91,10 @@ def read(config: EdgesConfig) -> Graph:
     table, y = Path(config.path), None
     if table.suffix == ".npy":
         return _read_numbers(table)
-    if table.suffix in (".mat", ".npz"):
-        edges, y = _read_matlab(table) if table.suffix == ".mat" else (_read_sparse(table), None)
+    if table.suffix == ".mat":
+        edges, y = _read_matlab(table)
     else:
-        edges = _read_text(table, config.header)
+        edges = _read_text(table)
     source, target, weight, names = edges
     edge_index, edge_attr = merge(source, target, weight, len(names), table)
     data = Graph(
@@ -116,11 +111,9 @@ def read(config: EdgesConfig) -> Graph:
     return data
 
 
-def _read_text(path: Path, header: bool | None) -> Edges:
-    """Read two or three columns of a text, or a matrix in MatrixMarket's format."""
+def _read_text(path: Path) -> Edges:
+    """Read two or three columns of a text."""
     content = read_bytes(path)
-    if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(MATRIX_MARKET):
-        return _read_matrix_market(path, content)
     dialect = sniff(content, str(path), comments=COMMENTS)
     if dialect is None:
         raise ValueError(f"{path} holds no rows")
@@ -131,16 +124,13 @@ def _read_text(path: Path, header: bool | None) -> Edges:
     except ValueError as error:
         more = f". {ADJACENCY}" if RAGGED.search(str(error)) else ""
         raise ValueError(f"{error}{more}") from None
-    if header:
-        table = _choose_columns(path, table)
+    table = _leave_header(path, table)
     if table.shape[1] not in (2, 3):
         raise ValueError(
             f"{path} has {count(table.shape[1], 'column')}: a line holds two ids and optionally a weight, "
-            "separated by blanks, tabs, commas or semicolons. With data.header=true, more columns may be "
-            "there if two are called source and target"
+            "separated by blanks, tabs, commas or semicolons. More columns may be there if the first line "
+            "calls two of them source and target"
         )
-    if header is None:
-        _refuse_header(path, table)
     _refuse_cells(path, table)
     weight = None if table.shape[1] == 2 else as_weights(path, table.iloc[:, 2])
     ids = pd.concat([table.iloc[:, 0], table.iloc[:, 1]], ignore_index=True)
@@ -148,67 +138,37 @@ def _read_text(path: Path, header: bool | None) -> Edges:
     return numbers[: len(table)], numbers[len(table) :], weight, names
 
 
-def _choose_columns(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the header, and choose the columns of the ids and the weight by its names, or by place if it has none
-    that are known.
+def _leave_header(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Leave out a first line that names the columns, by its words or since numbers follow in place of texts, and choose
+    the columns of the ids and the weight by its words, if it has some that are known.
     """
-    names = table.iloc[0].fillna("").tolist()
-    rows, ends = table.iloc[1:].reset_index(drop=True), _find_ends(names)
-    log.info("%s: the first line is left out as a header: %s", path, " ".join(names))
-    if rows.empty:
-        raise ValueError(f"{path} holds no edges: its only line is left out by data.header=true")
-    if ends is None:
-        if "" in names or "unnamed: 0" in (name.lower() for name in names):
-            raise ValueError(
-                f"{path}: column {names.index('') + 1 if '' in names else 1} has no name in the header, "
-                "as an index that pandas writes. Write the table with index=False, or call the columns of "
-                "the ids source and target"
-            )
-        return rows
-    others = [place for place in range(len(names)) if place not in ends]
-    weights = [place for place in others if names[place].lower() in WEIGHTS]
-    if not weights and ends == (0, 1) and others == [2]:
-        weights = [2]
-    if len(weights) > 1:
-        raise ValueError(
-            f"{path} has several columns of weights, {' and '.join(names[place] for place in weights)}: "
-            "leave one of them"
-        )
-    log.info(
-        "%s: edges go from %s to %s%s; not used: %s",
-        path,
-        names[ends[0]],
-        names[ends[1]],
-        "".join(f" with the weight {names[place]}" for place in weights),
-        ", ".join(repr(names[place]) for place in others if place not in weights) or "none",
-    )
-    return rows[[*ends, *weights]].set_axis(range(2 + len(weights)), axis=1)
-
-
-def _find_ends(names: list[str]) -> tuple[int, int] | None:
-    """Find the columns of the two ids by their names."""
+    names, rest = table.iloc[0].fillna("").tolist(), table.iloc[1:].reset_index(drop=True)
     lower = [name.lower() for name in names]
-    for first, second in sorted(HEADERS):
-        if lower.count(first) == lower.count(second) == 1:
-            return lower.index(first), lower.index(second)
-    return None
+    ends = next((pair for pair in sorted(HEADERS) if set(pair) <= set(lower)), None)
+    if ends is None and not any(_follow_numbers(table, columns) for columns in ([0, 1], [2])):
+        return table
+    log.info("%s: the first line is left out as a header: %s", path, " ".join(names))
+    if rest.empty:
+        raise ValueError(f"{path} holds no edges: its only line is a header")
+    if ends is None:
+        return rest
+    chosen = [lower.index(end) for end in ends]
+    weight = next((name for name in WEIGHTS if name in lower), None)
+    if weight is not None:
+        chosen.append(lower.index(weight))
+    elif chosen == [0, 1] and len(names) == 3:
+        chosen.append(2)
+    log.info("%s: the columns are %s", path, ", ".join(names[place] for place in chosen))
+    return rest[chosen].set_axis(range(len(chosen)), axis=1)
 
 
-def _refuse_header(path: Path, table: pd.DataFrame) -> None:
-    """Refuse a first line that names the columns: by its words, or since numbers follow in place of texts."""
+def _follow_numbers(table: pd.DataFrame, columns: list[int]) -> bool:
+    """Tell whether columns hold numbers alone, but for texts in their first row."""
     first, rest = table.iloc[0].fillna(""), table.iloc[1:]
-    looks = _find_ends(first.tolist()) is not None
-    for columns in ([0, 1], [2]):
-        if not looks and len(rest) and columns[-1] < table.shape[1]:
-            # The first rows often tell, and all of many take long.
-            looks = not any(map(is_number, first.iloc[columns])) and all(
-                part.iloc[:, columns].map(is_number).all(axis=None) for part in (rest[:100], rest)
-            )
-    if looks:
-        raise ValueError(
-            f"{path}: its first line, {' '.join(first)!r}, looks like a header and not like an edge: set "
-            "data.header=true to leave it out, or data.header=false if it is an edge"
-        )
+    if not len(rest) or columns[-1] >= table.shape[1] or any(map(is_number, first[columns])):
+        return False
+    # The first rows often tell, and all of many take long.
+    return all(part[columns].map(is_number).all(axis=None) for part in (rest[:100], rest))
 
 
 def as_weights(path: object, cells: pd.Series) -> np.ndarray:
@@ -268,10 +228,10 @@ def _refuse_cells(path: Path, table: pd.DataFrame) -> None:
     empty = ((table == "") | table.isna()).to_numpy()
     if empty.any():
         row, column = (int(place[0]) for place in empty.nonzero())
-        mend = f"each line has {table.shape[1]} columns, as the first has. {ADJACENCY}"
-        if column == 2 and empty[:, 2].all():
-            mend = "leave out the separator at the ends of the lines"
-        raise ValueError(f"{path}: column {column + 1} of edge {row + 1} is empty: {mend}")
+        raise ValueError(
+            f"{path}: column {column + 1} of edge {row + 1} is empty: each line has {table.shape[1]} columns, "
+            f"as the first has. {ADJACENCY}"
+        )
     for column in table:
         wrong = table[column].str.fullmatch(r'(?s).*\n.*|"[^"]*')
         if wrong.any():
@@ -315,30 +275,13 @@ def _read_labels(path: Path, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return y, np.array(kinds)
 
 
-@contextlib.contextmanager
-def _explaining(path: Path, kind: str) -> Iterator[None]:
-    """Say that a file is none of a kind, whatever scipy finds wrong with it."""
-    try:
-        yield
-    except UNREADABLE as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{path} is not {kind}: {reason}") from None
-
-
-def _read_matrix_market(path: Path, content: bytes) -> Edges:
-    """Read an adjacency matrix in MatrixMarket's format. Its nodes are named by the numbers of their rows, from 1."""
-    with _explaining(path, "a matrix in MatrixMarket's format that can be read"):
-        num_rows, num_columns, num_entries, kind, *_ = scipy.io.mminfo(io.BytesIO(content))
-        size = 8 * (num_rows * num_columns if kind == "array" else num_entries)
-        limits.check_size(f"{path} unpacks to", size, limits.UNPACKED, limits.limit_in_memory())
-        matrix = scipy.io.mmread(io.BytesIO(content))
-    return as_edges(matrix, str(path), first=1)
-
-
 def _read_matlab(path: Path) -> tuple[Edges, np.ndarray | None]:
     """Read ``network``, a matrix of weights, and ``group``, labels of its nodes, as DeepWalk's authors keep them."""
-    with _explaining(path, "a readable MATLAB file"):
+    try:
         content = scipy.io.loadmat(path)
+    except UNREADABLE as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{path} is not a readable MATLAB file: {reason}") from None
     if "network" not in content:
         there = ", ".join(key for key in content if not key.startswith("__"))
         raise ValueError(f"{path} has no `network`; there is {there}")
@@ -356,23 +299,12 @@ def _read_matlab(path: Path) -> tuple[Edges, np.ndarray | None]:
     return edges, labels
 
 
-def _read_sparse(path: Path) -> Edges:
-    """Read an adjacency matrix that scipy.sparse.save_npz wrote."""
-    kind = "a matrix that scipy.sparse.save_npz wrote"
-    with _explaining(path, kind), files.open_file(path) as file:
-        matrix = sp.load_npz(file)
-        if hasattr(matrix, "check_format"):
-            matrix.check_format(full_check=True)
-    return as_edges(matrix, str(path))
-
-
-def as_edges(matrix: Any, name: str, first: int = 0) -> Edges:
+def as_edges(matrix: Any, name: str) -> Edges:
     """Turn an adjacency matrix into edges, their weights if not all are 1, and names of the nodes: their numbers.
 
     Args:
         matrix: dense or sparse; what it stores of zeros is no edge.
         name: of the matrix, for messages.
-        first: number of the first node.
 
     Raises:
         ValueError: it is not square, or does not hold finite numbers.
@@ -400,7 +332,7 @@ def as_edges(matrix: Any, name: str, first: int = 0) -> Edges:
         num_zeros = int((~stored).sum())
         log.info("%s: %s stored zeros are not edges and are left out", name, f"{num_zeros:,}")
         source, target, weight = source[stored], target[stored], weight[stored]
-    names = np.arange(first, first + network.shape[0]).astype(str)
+    names = np.arange(network.shape[0]).astype(str)
     return source, target, None if (weight == 1).all() else weight, names
 
 

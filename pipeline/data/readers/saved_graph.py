@@ -5,13 +5,13 @@ import errno
 import logging
 import re
 import warnings
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -32,7 +32,6 @@ from parallel_epochs.pipeline.data.content import hash_file
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import NODE
 from parallel_epochs.pipeline.data.node_names import check_names
-from parallel_epochs.pipeline.data.pickles import readable
 from parallel_epochs.pipeline.data.readers.edge_labels import LABELS, OF_EDGES, split_edges
 from parallel_epochs.pipeline.data.readers.hetero import join_hetero
 from parallel_epochs.pipeline.data.sparse import coalesce, with_edges
@@ -69,6 +68,8 @@ CLASSES = [
     NodeStorage,
     type(Path()),
 ]
+# What torch says of a stream of a later protocol than its loader knows.
+PROTOCOL = "Unsupported operand 149"
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -82,7 +83,7 @@ def read(config: FileConfig, needs_labels: bool = True) -> Graph:
     a ``HeteroData``.
 
     ``valid_mask`` may be called ``val_mask``, and without ``edge_attr`` the ``edge_weight`` is the edges' feature.
-    Masks may also be the numbers of their nodes. A line of the log names the attributes that are not used. ``metric``
+    A line of the log names the attributes that are not used. ``metric``
     may be one of :mod:`pipeline.metrics`; without it, integer labels in one column mean accuracy. A file without ``y``
     and masks is a graph without labels.
 
@@ -167,19 +168,13 @@ def _read_saved(path: str, saved: dict, config: FileConfig, *, needs_labels: boo
     try:
         saved = _renamed(with_edges(saved, path))
         times = _take_edge_times(saved, config.edge_time)
-        of_links = times is not None and config.time_column is None  # then they divide links alone
-        if "y" in saved and needs_labels and not of_links:
-            if config.split is not None:
-                order = _order(path, saved, config)
-                fractions = config.train_fraction, config.valid_fraction
-                masks = divide(order, len(saved["y"]), *fractions)
-                saved.update(zip(MASKS, masks, strict=True))
-            elif not any(mask in saved for mask in MASKS):
-                log.info(
-                    "%s: y is not read, as there are no masks and data.split is not given", path
-                )
-                needs_labels = False
-        if of_links or not needs_labels:
+        if needs_labels and "y" in saved and times is None and config.split is not None:
+            masks = _draw_masks(path, saved, config)
+            saved.update(zip(MASKS, masks, strict=True))
+        elif "y" in saved and not any(mask in saved for mask in MASKS):
+            log.info("%s: y is not read, as there are no masks and data.split is not given", path)
+            needs_labels = False
+        if times is not None or not needs_labels:  # times divide links alone
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
         _report_unused(path, saved, USED)
         labels = ("y", *MASKS) if any(key in saved for key in ("y", *MASKS)) else ()
@@ -189,7 +184,7 @@ def _read_saved(path: str, saved: dict, config: FileConfig, *, needs_labels: boo
                 f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add what is "
                 "missing"
             )
-        data = as_data(saved, config.mask_column)
+        data = as_data(saved)
         if all(isinstance(saved.get(key), Tensor) for key in NAMES):
             check_names(saved["names"], saved["names_ptr"], data.num_nodes)
             data.update({key: saved[key] for key in NAMES})
@@ -224,41 +219,30 @@ def _report_unused(path: str, saved: dict, used: tuple[str, ...]) -> None:
         )
 
 
-def _order(path: str, saved: dict, config: FileConfig) -> np.ndarray:
-    """Bring the nodes with labels into a random order, or into that of their times."""
+def _draw_masks(path: str, saved: dict, config: FileConfig) -> list[Tensor]:
+    """Divide the nodes with labels by random."""
     if there := [mask for mask in MASKS if mask in saved]:
         log.info("%s: not used with data.split=%s: %s", path, config.split, ", ".join(there))
     check_tensor("y", saved["y"])
     labelled = has_label(saved["y"])
-    if config.split == "random":
-        return shuffle(labelled, config.graph_seed)
-    times = _take_times(saved, "time_column", config.time_column, len(labelled), "nodes")
-    labelled &= ~times.isnan().numpy()
-    order = times.argsort(stable=True).numpy()
-    return order[labelled[order]]
-
-
-def _take_times(saved: dict, key: str, name: str | None, num_rows: int, unit: str) -> Tensor:
-    """Take the times of nodes or edges out of the attributes, float64 [num_rows]."""
-    if name not in saved:
-        raise ValueError(f"data.{key}={name} is not in the file, which has {', '.join(saved)}")
-    times = saved.pop(name)
-    check_tensor(str(name), times)
-    if times.numel() != num_rows:
-        raise ValueError(
-            f"{name} must have a time for each of the {num_rows:,} {unit}, not the shape "
-            f"{list(times.shape)} (data.{key})"
-        )
-    return times.reshape(-1).double()
+    order = shuffle(labelled, config.graph_seed)
+    return divide(order, len(labelled), config.train_fraction, config.valid_fraction)
 
 
 def _take_edge_times(saved: dict, name: str | None) -> Tensor | None:
     """Take the times of the edges out of the attributes; none if no name is given."""
     if name is None:
         return None
-    index = saved.get("edge_index")
-    num_edges = index.size(1) if isinstance(index, Tensor) else 0
-    times = _take_times(saved, "edge_time", name, num_edges, "edges")
+    if name not in saved:
+        raise ValueError(f"data.edge_time={name} is not in the file, which has {', '.join(saved)}")
+    index, times = saved.get("edge_index"), saved.pop(name)
+    check_tensor(name, times)
+    if isinstance(index, Tensor) and times.numel() != index.size(1):
+        raise ValueError(
+            f"{name} must have a time for each of the {index.size(1):,} edges, not the shape "
+            f"{list(times.shape)} (data.edge_time)"
+        )
+    times = times.reshape(-1).double()
     if not (known := times.isfinite()).all():
         raise ValueError(
             f"{name}: edge {int((~known).nonzero()[0])} has the time {times[~known][0]:g}; each edge "
@@ -286,12 +270,17 @@ def read_attributes(path: Path) -> dict:
 def _load(path: Path) -> object:
     limits.check_zip(path)
     try:
-        with warnings.catch_warnings(), _safe_classes(), readable(path) as file:
+        with warnings.catch_warnings(), _safe_classes():
             warnings.simplefilter("ignore")  # of what is refused below
-            saved = load_safely(file)
+            saved = load_safely(path)
     except UNREADABLE as error:
         if class_ := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise ValueError(f"{path} {_explain_class(class_[1])}") from None
+        if PROTOCOL in str(error) and zipfile.is_zipfile(path):
+            raise ValueError(
+                f"{path} has another pickle protocol than 2: load it in Python, and save it again by "
+                "torch.save without pickle_protocol"
+            ) from None
         # A file that is cut short gives EINVAL.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
@@ -370,7 +359,7 @@ def _num_graphs(saved: tuple | list) -> int:
     return len(saved)
 
 
-def as_data(saved: dict, mask_column: int | None = None) -> Graph:
+def as_data(saved: dict) -> Graph:
     """Make a graph of its attributes, whose sizes are checked later.
 
     Raises:
@@ -397,11 +386,7 @@ def as_data(saved: dict, mask_column: int | None = None) -> Graph:
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
     if not isinstance(metric, str) or metric not in METRICS:
         raise ValueError(f"the metric is {shown(metric)}; choose one of {', '.join(METRICS)}")
-    if mask_column is not None and all(tensors[mask].dim() < 2 for mask in MASKS):
-        raise ValueError(
-            f"data.mask_column={mask_column}, but the masks have no columns: leave it out"
-        )
-    tensors |= {mask: _as_mask(mask, tensors[mask], num_nodes, mask_column) for mask in MASKS}
+    tensors |= {mask: _as_mask(mask, tensors[mask]) for mask in MASKS}
     if metric not in CLASS_METRICS:
         tensors["y"] = as_float32("y", y)
     return Graph(num_nodes=num_nodes, metric=metric, **tensors)
@@ -426,35 +411,13 @@ def _num_nodes(saved: dict, tensors: dict[str, Tensor]) -> int:
     return rows
 
 
-def _as_mask(key: str, value: Tensor, num_nodes: int, column: int | None) -> Tensor:
-    """Turn a mask, a column of several or the numbers of its nodes into a mask."""
-    if value.dim() == 2 and value.size(1):
-        last = value.size(1) - 1
-        if last and (column is None or column > last):
-            raise ValueError(
-                f"{key} has {last + 1} columns, one for each split: choose one with data.mask_column=0 to "
-                f"{last}; this run has data.mask_column={'null' if column is None else column}"
-            )
-        value = value[:, column if last else 0]
-    if value.dim() != 1 or value.dtype == torch.bool:  # check says what is wrong with its shape
-        return value
-    if value.is_floating_point():
+def _as_mask(key: str, value: Tensor) -> Tensor:
+    """Turn a mask of 0 and 1, or of one column, into a mask of bool."""
+    if value.dim() == 2 and value.size(1) > 1:
         raise ValueError(
-            f"{key} holds {str(value.dtype).removeprefix('torch.')}: save a mask of bool, or the numbers "
-            "of its nodes as integers"
+            f"{key} has {value.size(1)} columns, one for each split: save the one to train on, as "
+            f"{key}[:, 0]"
         )
-    if value.size(0) == num_nodes and bool(((value == 0) | (value == 1)).all()):
-        return value.bool()
-    nodes = value.long()
-    if len(wrong := nodes[(nodes < 0) | (nodes >= num_nodes)]):
-        raise ValueError(
-            f"{key} is out of range: it names node {int(wrong[0])}, the graph has nodes 0 to "
-            f"{num_nodes - 1}"
-        )
-    mask = torch.zeros(num_nodes, dtype=torch.bool)
-    mask[nodes] = True
-    if int(mask.sum()) < len(nodes):
-        raise ValueError(
-            f"{key} names a node twice; save each node of the split once, or a mask of bool"
-        )
-    return mask
+    if value.dtype != torch.bool and not bool(((value == 0) | (value == 1)).all()):
+        raise ValueError(f"{key} must hold true or false for each node, not other numbers")
+    return (value[:, 0] if value.dim() == 2 and value.size(1) else value).bool()

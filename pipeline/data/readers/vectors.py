@@ -5,11 +5,9 @@ import itertools
 import logging
 import math
 import re
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -28,7 +26,7 @@ from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names, refuse_rounded
 from parallel_epochs.pipeline.data.sniffer import BLANKS, choose_separator, is_number, read_rows
-from parallel_epochs.pipeline.run import checkpoint, files, limits
+from parallel_epochs.pipeline.run import files, limits
 from parallel_epochs.pipeline.run.tables import check_parquet
 
 log = logging.getLogger(__name__)
@@ -37,8 +35,6 @@ log = logging.getLogger(__name__)
 NAMES = ("id", "name", "node", "word", "")
 # Cells of a column of numbers that hold none.
 MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "null", "NULL", "None"]
-# Names that an array of a file may have.
-VECTOR_KEYS, LABEL_KEYS = ("embedding", "x", "position", "vectors"), ("labels", "y")
 # Types of the numbers of a file in IDX, by the third of its bytes.
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IMAGES = re.compile(r"images.*idx\d")
@@ -51,12 +47,10 @@ class Found:
     Attributes:
         x: vectors [num_points, channels].
         names: of the points, if it has them.
-        labels: of the points [num_points], if it has them; missing ones are None, NaN or, of whole numbers, negative.
     """
 
     x: np.ndarray
     names: np.ndarray | None = None
-    labels: np.ndarray | None = None
 
 
 def hash_content(path: str, labels: str | None) -> str:
@@ -81,30 +75,20 @@ def read(path: str, labels: str | None = None) -> Graph:
     """
     source = Path(path)
     members = _members(source)
-    parts = [_read_file(member) for member in members[:: 2 if source.is_dir() else 1]]
-    if len({part.x.shape[1:] for part in parts}) > 1:
-        raise ValueError(f"{path} has images of several sizes: give the path of one file")
-    found = parts[0]
+    found, kinds = _read_file(members[0]), None
     if source.is_dir():
-        kinds = [_read_idx(member).x for member in members[1::2]]
-        for member, part, own in zip(members[::2], parts, kinds, strict=True):
-            if len(own) != len(part.x):
-                raise ValueError(
-                    f"{member} has {len(part.x):,} images, but its file of labels has {len(own):,}"
-                )
-        found = Found(np.concatenate([part.x for part in parts]), None, np.concatenate(kinds))
+        parts = [_read_idx(member) for member in members]
+        if len({part.shape[1:] for part in parts[::2]}) > 1:
+            raise ValueError(f"{path} has images of several sizes: give the path of one file")
+        found, kinds = Found(np.concatenate(parts[::2])), np.concatenate(parts[1::2])
     if labels is not None:
-        found.labels = _read_labels(Path(labels), found)
+        kinds = _read_labels(Path(labels), found)
     data = Graph(x=_as_vectors(found.x, source), num_nodes=len(found.x))
     if found.names is not None:
-        if len(found.names) != data.num_nodes:
-            raise ValueError(
-                f"{path} has {len(found.names):,} names for {data.num_nodes:,} vectors"
-            )
         data.update(pack_names(found.names))
-    if found.labels is not None:
-        data.y, kinds = _number_labels(found.labels, labels or path, data.num_nodes)
-        data.update(pack_names(kinds, "label_names"))
+    if kinds is not None:
+        data.y, names = _number_labels(kinds, labels or path, data.num_nodes)
+        data.update(pack_names(names, "label_names"))
     return data
 
 
@@ -146,7 +130,7 @@ def _read_file(path: Path) -> Found:
     return READERS[suffix](path)
 
 
-def _read_idx(path: Path) -> Found:
+def _read_idx(path: Path) -> np.ndarray:
     """Read an array of any shape: two zeros, type, number of sizes, sizes, and the numbers, the largest byte first."""
     content = read_bytes(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
@@ -160,52 +144,15 @@ def _read_idx(path: Path) -> Found:
             f"{shape.tolist()}"
         )
     numbers = np.frombuffer(content, dtype, offset=head).reshape(shape)
-    return Found(numbers.astype(dtype.newbyteorder("=")))
+    return numbers.astype(dtype.newbyteorder("="))
 
 
-def _load_numpy(path: Path) -> Any:
-    limits.check_zip(path)
+def _load_numpy(path: Path) -> np.ndarray:
     try:
-        found = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
-        return found if isinstance(found, np.ndarray) else dict(found)
-    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        return np.lib.format.read_array(io.BytesIO(read_bytes(path)), allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError) as error:
         # A head may ask for any number of bytes.
-        how = "save" if path.suffix == ".npy" else "savez"
-        raise ValueError(f"{path} is not a file that numpy.{how} wrote: {error}") from None
-
-
-def _read_arrays(path: Path) -> Found:
-    found = _load_numpy(path)
-    return Found(found) if isinstance(found, np.ndarray) else _choose(found, path)
-
-
-def _read_tensors(path: Path) -> Found:
-    content = checkpoint.read_tensors(path, str(path))
-    content = {VECTOR_KEYS[0]: content} if isinstance(content, Tensor) else content
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{path} holds a {type(content).__name__}: save a tensor, or a dict of tensors"
-        )
-    arrays = {}
-    for name, value in content.items():
-        if isinstance(value, Tensor):
-            dense = value.detach().to_dense()
-            value = dense.float() if name in VECTOR_KEYS else dense
-        arrays[name] = np.asarray(value)
-    return _choose(arrays, path)
-
-
-def _choose(content: dict[str, np.ndarray], path: Path) -> Found:
-    """Choose vectors, labels and names by what they are called, or the only matrix."""
-    tables = [name for name in VECTOR_KEYS if name in content]
-    tables += [name for name, value in content.items() if np.ndim(value) == 2]
-    if not tables:
-        raise ValueError(
-            f"{path} holds {', '.join(content) or 'nothing'}: vectors must be called {VECTOR_KEYS[0]} or "
-            f"{VECTOR_KEYS[1]}"
-        )
-    labels = next((content[name] for name in LABEL_KEYS if name in content), None)
-    return Found(content[tables[0]], content.get("names"), labels)
+        raise ValueError(f"{path} is not a file that numpy.save wrote: {error}") from None
 
 
 def _read_table(path: Path) -> Found:
@@ -301,12 +248,14 @@ def _read_labels(path: Path, found: Found) -> np.ndarray:
     """Read labels in the order of the vectors."""
     suffix = _suffix(path)
     if suffix in ("idx", ".npy"):
-        return _read_idx(path).x if suffix == "idx" else _load_numpy(path)
-    rows = [] if found.names is None else read_rows(path, set(map(str, found.names)))
-    if not rows or min(len(row) for _, row in rows) < 2:
+        return _read_idx(path) if suffix == "idx" else _load_numpy(path)
+    if found.names is None:
+        return np.array([line or None for line in read_lines(path)], object)
+    rows = read_rows(path, set(map(str, found.names)))
+    if min((len(row) for _, row in rows), default=0) < 2:
         return np.array([line or None for line in read_lines(path)], object)
     label_of = {name: label for _, (name, label, *_) in rows}
-    labels = [label_of.get(str(name)) for name in cast(Any, found.names)]
+    labels = [label_of.get(str(name)) for name in found.names]
     if not any(label is not None for label in labels):
         raise ValueError(
             f"data.labels={path}: none of its ids is a name of a vector; the first is {rows[0][1][0]}"
@@ -336,12 +285,10 @@ def _number_labels(labels: np.ndarray, origin: str, num_points: int) -> tuple[Te
 
 
 READERS: dict[str, Callable[[Path], Found]] = {
-    ".npy": _read_arrays,
-    ".npz": _read_arrays,
+    ".npy": lambda path: Found(_load_numpy(path)),
     ".csv": _read_table,
     ".tsv": _read_table,
     ".txt": _read_table,
     ".parquet": _read_parquet,
-    ".pt": _read_tensors,
-    "idx": _read_idx,
+    "idx": lambda path: Found(_read_idx(path)),
 }

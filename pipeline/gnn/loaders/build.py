@@ -115,7 +115,6 @@ def _build_graph_loader(
         data,
         batch_size=config.loader.batch_size,
         seed=config.seed,
-        num_vectors=config.data.num_vectors,
         device=device,
     )
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.encodings import flip
 from parallel_epochs.pipeline.gnn.contract import Views
 from parallel_epochs.pipeline.gnn.loaders.cluster import hand_over
 from parallel_epochs.pipeline.graph.partition import Partition
@@ -28,9 +27,7 @@ class GraphLoader:
     Args:
         data: a union of graphs.
         batch_size: graphs of a batch, on average at most.
-        seed: of the order, and of the signs.
-        num_vectors: last columns of ``x`` that are entries in eigenvectors of the graphs, whose signs mean nothing.
-            :meth:`batches` draws a sign for each graph and vector.
+        seed: of the order.
         device: where the batches will be used; for a GPU they are put into page-locked memory.
     """
 
@@ -40,11 +37,10 @@ class GraphLoader:
         *,
         batch_size: int,
         seed: int = 0,
-        num_vectors: int = 0,
         device: torch.device = torch.device("cpu"),
     ):
         self.data, self.device = data, device
-        self._batch_size, self._seed, self._num_vectors = batch_size, seed, num_vectors
+        self._batch_size, self._seed = batch_size, seed
         self._learned = data.train_mask.nonzero().squeeze(1)
 
     @property
@@ -68,16 +64,6 @@ class GraphLoader:
         """Build the batches of a share in turn: a function of the seed, the round and the share."""
         partition = self.draw(round_, share)
         for batch in self._select(partition, share.batches(partition.num_parts)):
-            if self._num_vectors:
-                rng = stream("signs", self._seed, round_, share.draw, batch.cluster)
-                signs = (
-                    torch.from_numpy(
-                        rng.integers(2, size=(batch.graph_id.numel(), self._num_vectors))
-                    )
-                    * 2
-                    - 1
-                )
-                batch.x = flip(batch.x, signs.repeat_interleave(batch.ptr.diff(), dim=0))
             yield hand_over(batch, self.device)
 
     def views(self, num_parts: int, seed: int) -> Views:

@@ -284,27 +284,19 @@ def test_importing_ogb_asks_no_network():
     )
 
 
-@pytest.mark.parametrize("split", ["random", "time"])
-def test_a_file_without_masks_is_divided(tmp_path, split):
+def test_a_file_without_masks_is_divided(tmp_path):
     y = torch.arange(40) % 3
     y[:4] = -1  # no label
-    year = torch.arange(40).flip(0)
-    torch.save(
-        {"edge_index": torch.tensor([[0, 1], [1, 2]]), "y": y, "year": year}, tmp_path / "graph.pt"
-    )
-    options = {"split": split, "train_fraction": 0.5, "valid_fraction": 0.25}
+    torch.save({"edge_index": torch.tensor([[0, 1], [1, 2]]), "y": y}, tmp_path / "graph.pt")
     config = FileConfig(
-        path=str(tmp_path / "graph.pt"), time_column="year" if split == "time" else None, **options
+        path=str(tmp_path / "graph.pt"), split="random", train_fraction=0.5, valid_fraction=0.25
     )
     parts = [load(config, tmp_path)[mask].nonzero().flatten().tolist() for mask in MASKS]
     assert [len(part) for part in parts] == [18, 9, 9] and sorted(sum(parts, [])) == list(
         range(4, 40)
     )
-    if split == "time":
-        assert parts == [list(range(22, 40)), list(range(13, 22)), list(range(4, 13))]
-    else:
-        other = load(dataclasses.replace(config, graph_seed=1), tmp_path)
-        assert other.train_mask.nonzero().flatten().tolist() != parts[0]
+    other = load(dataclasses.replace(config, graph_seed=1), tmp_path)
+    assert other.train_mask.nonzero().flatten().tolist() != parts[0]
     without = load(FileConfig(path=str(tmp_path / "graph.pt")), tmp_path)
     assert "y" not in without and "train_mask" not in without  # task=link needs none
 

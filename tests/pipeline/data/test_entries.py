@@ -1,6 +1,5 @@
 """The same graph gives the same edges and weights, or the same refusal, through every entry: files, tables, memory."""
 
-import io
 import re
 
 import networkx as nx
@@ -57,9 +56,7 @@ def as_text(folder, ends, weights, end="\n", separator="\t", head=""):
         separator.join(map(str, row)) for row in zip(*ends, *([] if weights is None else [weights]))
     ]
     (folder / "edges.txt").write_text(head + end.join([*lines, ""]))
-    return EdgesConfig(
-        path=str(folder / "edges.txt"), to_undirected=False, header=bool(head) or None
-    )
+    return EdgesConfig(path=str(folder / "edges.txt"), to_undirected=False)
 
 
 def as_header(folder, ends, weights):
@@ -110,22 +107,9 @@ def matrix(ends, weights):
     return sp.coo_array((values, (source, target)), shape=(len(names),) * 2)
 
 
-def as_npz(folder, ends, weights):
-    sp.save_npz(folder / "edges.npz", matrix(ends, weights))
-    return EdgesConfig(path=str(folder / "edges.npz"), to_undirected=False)
-
-
 def as_matlab(folder, ends, weights):
     scipy.io.savemat(folder / "edges.mat", {"network": sp.csc_matrix(matrix(ends, weights))})
     return EdgesConfig(path=str(folder / "edges.mat"), to_undirected=False)
-
-
-def as_market(folder, ends, weights):
-    scipy.io.mmwrite(
-        content := io.BytesIO(), matrix(ends, weights), symmetry="general", precision=17
-    )
-    (folder / "edges.mtx").write_bytes(content.getvalue())
-    return EdgesConfig(path=str(folder / "edges.mtx"), to_undirected=False)
 
 
 def as_file(folder, data):
@@ -154,9 +138,7 @@ ENTRIES = {
     "csv": as_tables,
     "parquet": lambda *args: as_tables(*args, "parquet"),
     "frames": as_frames,
-    "npz": as_npz,
     "mat": as_matlab,
-    "mtx": as_market,
     "SciPy": lambda folder, *graph: as_file(folder, matrix(*graph)),
     "CSR": lambda folder, *graph: as_file(folder, matrix(*graph).tocsr()),
     "NetworkX": as_networkx,
@@ -197,7 +179,7 @@ def opened(config, folder, names) -> dict:
     "entry",
     [
         entry
-        if entry in ("header", "csv", "npz", "SciPy", "NetworkX")
+        if entry in ("header", "csv", "mat", "SciPy", "NetworkX")
         else pytest.param(entry, marks=pytest.mark.slow)
         for entry in ENTRIES
     ],

@@ -288,7 +288,7 @@ def test_links_are_divided_once_and_by_all_readers(tmp_path, monkeypatch):
         ),
         (
             "links",
-            FileConfig(path="f", split="time", time_column="t"),
+            FileConfig(path="f", split="time"),
             "needs data.edge_time, the attribute",
         ),
         (
@@ -304,7 +304,7 @@ def test_links_are_divided_once_and_by_all_readers(tmp_path, monkeypatch):
         (
             "labels",
             FileConfig(path="f", split="time", edge_time="t"),
-            "needs data.time_column, the attribute",
+            "divides edges: for labels of nodes, save masks",
         ),
     ],
 )

@@ -72,23 +72,12 @@ def test_names_and_heads_are_no_numbers_and_no_row_is_lost(name, text, x, names,
 
 def test_arrays(tmp_path):
     np.save(tmp_path / "x.npy", X.astype(np.float64))
-    np.savez(tmp_path / "x.npz", x=X, y=np.array([7, -1, 5]))
-    torch.save(torch.from_numpy(X), tmp_path / "x.pt")
-    torch.save({"embedding": torch.from_numpy(X), "names": ["p", "q", "r"]}, tmp_path / "named.pt")
     pd.DataFrame({"id": ["p", "q", "r"], "a": X[:, 0], "b": X[:, 1]}).to_parquet(
         tmp_path / "x.parquet"
     )
-    for name in ("x.npy", "x.npz", "x.pt", "named.pt", "x.parquet"):
+    for name in ("x.npy", "x.parquet"):
         assert np.array_equal(read(tmp_path / name).x.numpy(), X), name
-    labelled = read(tmp_path / "x.npz")
-    assert labelled.y.flatten().tolist() == [1, -1, 0] and unpack_names(
-        labelled, "label_names"
-    ) == ["5", "7"]
-    assert (
-        unpack_names(read(tmp_path / "named.pt"))
-        == unpack_names(read(tmp_path / "x.parquet"))
-        == ["p", "q", "r"]
-    )
+    assert unpack_names(read(tmp_path / "x.parquet")) == ["p", "q", "r"]
 
 
 def test_ids_that_may_have_been_rounded_are_refused(tmp_path):
@@ -144,8 +133,6 @@ BAD = {
     "empty.csv": ("\n", "empty.csv holds no rows"),
     "ragged.csv": ("1,2\n3,4,5\n", "ragged.csv is not a table: Expected 2 fields in line 2, saw 3"),
     "x.npy": ("nothing", "x.npy is not a file that numpy.save wrote"),
-    "x.npz": ("nothing", "x.npz is not a file that numpy.savez wrote"),
-    "x.pt": ("nothing", "x.pt holds no tensors that torch.save wrote: it is text"),
     "x.parquet": ("nothing", "x.parquet is not a readable table"),
     "x-idx3-ubyte": (
         "nothing",
@@ -153,7 +140,7 @@ BAD = {
     ),
     "x.gexf": (
         "nothing",
-        "x.gexf: vectors are read from files that end with one of .npy, .npz, .csv",
+        "x.gexf: vectors are read from files that end with one of .npy, .csv",
     ),
 }
 
@@ -174,9 +161,6 @@ def test_arrays_that_are_no_vectors(tmp_path):
         np.save(tmp_path / "x.npy", content)
         with pytest.raises(ValueError, match=message):
             read(tmp_path / "x.npy")
-    torch.save({"weights": torch.ones(3)}, tmp_path / "x.pt")
-    with pytest.raises(ValueError, match="holds weights: vectors must be called embedding or x"):
-        read(tmp_path / "x.pt")
     with pytest.raises(ValueError, match="is a directory without files of images in IDX"):
         read(tmp_path)
     path = write_idx(tmp_path / "a-images-idx3-ubyte", np.zeros((3, 2, 2)))
