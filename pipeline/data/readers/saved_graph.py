@@ -68,7 +68,7 @@ CLASSES = [
     NodeStorage,
     type(Path()),
 ]
-# What torch says of a stream of a later protocol than its loader knows.
+# The words of torch about a stream of a later protocol than its loader knows.
 PROTOCOL = "Unsupported operand 149"
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
