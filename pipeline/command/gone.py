@@ -21,6 +21,7 @@ KEYS: dict[str, tuple] = {
     "data.nodes.text_words": (1,),
     "data.num_neighbors": (8,),
     "data.num_workers": (),
+    "data.propagate": (0,),
     "data.propagate_scale": ("each",),
     "data.edges.table": (None,),
     "data.empty": ("zero",),

@@ -61,14 +61,6 @@ class DataConfig:
         choices=("sum", "log_sum"),
         shapes_graph=True,
     )
-    propagate: int = key(
-        0,
-        "Number of hops K. Adds the neighbour means of the node features over 1 to K hops, "
-        "computed once on the whole graph and standardised.",
-        minimum=0,
-        below=100,
-        when={"trainer.name": ("gnn",)},
-    )
     degrees: bool = degrees(False)
     link_negatives: str = key(
         "sides",
@@ -320,7 +312,6 @@ def refuse_changes(config: DataConfig, what: str) -> None:
         ("components", "all"),
         ("to_undirected", False),
         ("add_self_loops", False),
-        ("propagate", 0),
         *((("degrees", False),) if config.holds != "graphs" else ()),
     ):
         if (value := getattr(config, name)) != usual:

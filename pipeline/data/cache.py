@@ -27,7 +27,6 @@ from parallel_epochs.pipeline.data.degrees import (
     write_degrees,
 )
 from parallel_epochs.pipeline.data.graph import Graph, open_graph, write_graph
-from parallel_epochs.pipeline.data.join_types import refuse_propagate
 from parallel_epochs.pipeline.data.learned import Learned
 from parallel_epochs.pipeline.data.links import (
     LinkSplit,
@@ -36,7 +35,6 @@ from parallel_epochs.pipeline.data.links import (
     name_relation,
 )
 from parallel_epochs.pipeline.data.prepare import prepare
-from parallel_epochs.pipeline.data.propagate import propagate, write_propagated
 from parallel_epochs.pipeline.data.readers.given_store import check_prepared
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.sparse import densify, take_terms
@@ -104,25 +102,18 @@ def load(
         ValueError: the dataset is absent, incomplete or inconsistent.
         FileError: the cache cannot be read or written.
     """
-    ending = f"-hops-{config.propagate}" if config.propagate else ""
-    own = content_hash and content_hash.removesuffix(ending).removesuffix(DEGREES)
-    verify, steps = content_hash is None, dict[str, Callable]()
+    own = content_hash and content_hash.removesuffix(DEGREES)
+    verify = content_hash is None
     data = _load(config, cache_dir, content_hash=own, check=check, like=like)
-    if degrees and can_have_degrees(data):
-        steps[DEGREES] = partial(write_degrees, num_last=config.num_last)
-    elif degrees:
+    if degrees and not can_have_degrees(data):
         log.log(
             logging.INFO if verify else logging.DEBUG,
             "data.degrees=true adds no columns, since the features of the nodes are categories",
         )
-    if config.propagate:
-        refuse_propagate(data, config.propagate)
-        if not data.edge_index.size(1):
-            raise ValueError(f"data.propagate reads neighbours, and {config.origin()} has no edges")
-        steps[ending] = partial(write_propagated, num_hops=config.propagate)
-    for end, write in steps.items():
-        content_hash = data.content_hash + end
-        path, write = path_of(config, cache_dir, content_hash), partial(write, data=data)
+    elif degrees:
+        content_hash = data.content_hash + DEGREES
+        path = path_of(config, cache_dir, content_hash)
+        write = partial(write_degrees, data=data, num_last=config.num_last)
         data = _keep(path, write, again="making it again", verify=verify)
         data.content_hash, data.on_disk = content_hash, config.on_disk
     return data
@@ -136,7 +127,7 @@ def _load(
     check: Callable[[Graph], None] = lambda data: None,
     like: Learned | None = None,
 ) -> Graph:
-    """Do what :func:`load` does, without a look at ``propagate``."""
+    """Do what :func:`load` does, without columns of degrees."""
     start, verify = time.perf_counter(), content_hash is None
     content_hash = content_hash or hash_graph(config) + _name_of(like)
     path, reader = path_of(config, cache_dir, content_hash), _reader(config)
@@ -183,7 +174,7 @@ def _name_of(like: Learned | None) -> str:
 
 
 def load_own(config: DataConfig, cache_dir: str | Path) -> Graph:
-    """Open the graph that :func:`load` opens, without columns of degrees and averages over hops."""
+    """Open the graph that :func:`load` opens, without columns of degrees."""
     return _load(config, cache_dir)
 
 
@@ -225,17 +216,15 @@ def load_links(
         config.link_negatives,
         config.until,
     )
-    # Links that are hidden must not show in the features: they are counted and averaged over the edges that are left.
-    num_hops = config.propagate
-    hops: list[Any] = [num_hops] if num_hops else []
-    hops = [DEGREES] * config.counts_degrees + hops
+    # Links that are hidden must not show in the features: degrees are counted over the edges that are left.
+    degrees = [DEGREES] * config.counts_degrees
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
     chosen_split = *dataclasses.astuple(split)[:4], config.node_features == "log_sum"
     named = [] if relation is None else [{"relation": relation}]
     if relation is None and split.negatives != "all":
         named = [split.negatives]
     content_hash = content_hash or _digest(
-        [hash_graph(config) + _name_of(like), chosen_split, LINKS_FORMAT, *hops, *named]
+        [hash_graph(config) + _name_of(like), chosen_split, LINKS_FORMAT, *degrees, *named]
     )
 
     def check_relation(data: Graph) -> None:
@@ -243,8 +232,6 @@ def load_links(
 
     def write(writer: store.StoreWriter) -> None:
         whole = _load(config, cache_dir, check=check_relation, like=like)
-        if num_hops:
-            refuse_propagate(whole, num_hops)
         refit = getattr(_reader(config), "refit_edges", None)
         data = divide_links(
             whole,
@@ -255,8 +242,6 @@ def load_links(
         )
         if config.counts_degrees:
             add_degrees(data)
-        if num_hops:
-            data.x, data.hop_moments = propagate(data, num_hops)
         _write_inspected(writer, data)
 
     path = path_of(config, cache_dir, f"{content_hash}-links")

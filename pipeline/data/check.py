@@ -12,7 +12,6 @@ from parallel_epochs.pipeline.data.graph import DataKind
 from parallel_epochs.pipeline.graph.pairs import PairSet, check_pairs as check_table
 from parallel_epochs.pipeline.metrics import CLASS_METRICS, METRICS, VALUE_METRICS
 from parallel_epochs.pipeline.names import MASKS, PAIRS
-from parallel_epochs.pipeline.run.memory import format_bytes, machine_memory
 from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
@@ -26,8 +25,6 @@ LARGEST_SQUARED = 1.8e19
 # Above it, float32 does not hold every whole number.
 LARGEST_WHOLE = 1 << 24
 ROUNDED = "%s: float32 rounds %s whole numbers above 2^24, such as %s to %s: different ones may become equal. %s"
-# The degree of a node, in place of features, and where its edges begin.
-BYTES_PER_NODE = 12
 
 
 def check(data: Data) -> None:
@@ -69,26 +66,17 @@ def check_tensor(key: str, value: object) -> None:
         ValueError: names the attribute, and says how to save it.
     """
     if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        article = "an" if kind[0] in "aeiou" else "a"
-        tensor = "torch.tensor(...) of it" if isinstance(value, (list, tuple)) else "a torch.Tensor"
-        raise ValueError(f"{key} must be a tensor, not {article} {kind}: save {tensor}")
-    if value.is_nested or value.is_quantized or value.is_meta:
         raise ValueError(
-            f"{key} must be a plain tensor, not one that is "
-            f"{'nested' if value.is_nested else 'quantized' if value.is_quantized else 'without content'}"
+            f"{key} must be a tensor, not a {type(value).__name__}: save torch.tensor(...) of it"
         )
-    if value.layout != torch.strided:
-        way_out = "the indices() of its COO form" if key == "edge_index" else f"{key}.to_dense()"
-        raise ValueError(f"{key} is sparse; it must be a dense tensor: save {way_out}")
+    if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
+        raise ValueError(f"{key} must be a dense tensor with content: save {key}.to_dense()")
     if value.is_complex():
         raise ValueError(
             f"{key} holds complex numbers: save their real and imaginary parts as columns"
         )
     if value.dim() == 0:
-        raise ValueError(
-            f"{key} is a single number; it must have a row for each {'edge' if 'edge' in key else 'node'}"
-        )
+        raise ValueError(f"{key} is a single number; it must have a row for each node or edge")
 
 
 def _is_integer(value: Tensor) -> bool:
@@ -112,16 +100,10 @@ def check_edge_index(edge_index: Tensor) -> None:
         ValueError: they are not.
     """
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or not _is_integer(edge_index):
-        turned = edge_index.dim() == 2 and edge_index.size(1) == 2 and _is_integer(edge_index)
-        is_matrix = edge_index.dim() == 2 and edge_index.size(0) == edge_index.size(1)
-        mend = (
-            ": save edge_index.t()"
-            if turned
-            else (": of an adjacency matrix save its nonzero().t()" if is_matrix else "")
-        )
+        turned = edge_index.dim() == 2 and edge_index.size(1) == 2
         raise ValueError(
             f"edge_index must be integers of shape [2, num_edges], not {edge_index.dtype} of "
-            f"{list(edge_index.shape)}{mend}"
+            f"{list(edge_index.shape)}{': save edge_index.t()' if turned else ''}"
         )
 
 
@@ -147,17 +129,13 @@ def check_numbering(name: str, num_nodes: int, num_edges: int) -> None:
         name: of what holds the numbers, for messages.
 
     Raises:
-        ValueError: says how many nodes the largest number means, and what memory they take.
+        ValueError: says how many nodes the largest number means.
     """
-    needed = num_nodes * BYTES_PER_NODE
-    if num_nodes > FEW_NODES and (
-        num_nodes > SPARSE_EDGES * num_edges or needed > machine_memory()
-    ):
+    if num_nodes > FEW_NODES and num_nodes > SPARSE_EDGES * num_edges:
         raise ValueError(
             f"{name} names node {num_nodes - 1:,} and has {count(num_edges, 'edge')}: every number below "
-            f"is a node too, and {num_nodes:,} nodes take at least {format_bytes(needed)}. Number the "
-            "nodes from 0 without gaps, or save the edges as a text file for data=edges, whose ids may be "
-            "any"
+            "is a node too. Number the nodes from 0 without gaps, or save the edges as a text file for "
+            "data=edges, whose ids may be any"
         )
 
 
@@ -304,35 +282,20 @@ def _check_numbering(key: str, what: str, numbers: Tensor, of: Tensor | None = N
     Args:
         of: which rows count; None: all of them.
     """
-    counted = numbers if of is None else numbers[of]
-    if counted.is_floating_point():
-        wrong = (counted.double() != counted.double().round()) | ~torch.isfinite(counted.double())
-        if bool(wrong.any()):
-            raise ValueError(
-                f"{key} holds {counted[wrong][0].item():g} in row {_first(wrong, of)}; each {what} must "
-                "be a whole number"
-            )
-    counted = counted.long()
-    if int(counted.min()) < 0:
-        where = " in a split" if what == "class" else ""
+    rows = torch.arange(len(numbers)) if of is None else of.nonzero().squeeze(1)
+    counted = numbers[rows].double()
+    wrong = ~counted.isfinite() | (counted != counted.round()) | (counted < 0)
+    if bool(wrong.any()):
         raise ValueError(
-            f"{key} holds {'the class ' if what == 'class' else ''}{int(counted[counted < 0][0])} in row "
-            f"{_first(counted < 0, of)}{where}; {'classes' if what == 'class' else what} are numbered "
-            "from 0"
+            f"{key} holds {counted[wrong][0].item():.10g} in row {int(rows[wrong][0])}; each {what} must be a "
+            "whole number from 0"
         )
-    numbers = counted
-    largest, found = int(numbers.max()), numbers.unique().numel()
+    largest, found = int(counted.max()), counted.unique().numel()
     if largest >= max(1000, SPARSE_NUMBERING * found):
         raise ValueError(
             f"{key} holds the {what} {largest:,}, but only {found:,} different ones: number them from 0 "
             f"without gaps, as torch.unique({key}, return_inverse=True)[1] does"
         )
-
-
-def _first(wrong: Tensor, of: Tensor | None) -> int:
-    """Return the number of the first wrong row, where `wrong` counts only the rows `of`."""
-    place = int(wrong.nonzero()[0])
-    return place if of is None else int(of.nonzero()[place])
 
 
 def check_pairs(data: Data) -> None:

@@ -61,7 +61,7 @@ def name_nodes(config: DataConfig, data: Graph) -> list[list[Channel]]:
         own = list(known[place]) if known else []
         num_degrees = types.degrees[place] if types.degrees else 0
         if types.homogeneous:
-            own = _one_type(config, data, own, width)
+            own = _one_type(data, own, width)
         elif types.names[place] in types.averaged:
             own = [Channel("means of neighbours")] * (width - num_degrees)
         own = _filled(own, width - num_degrees, "x")
@@ -73,8 +73,8 @@ def name_nodes(config: DataConfig, data: Graph) -> list[list[Channel]]:
     return found
 
 
-def _one_type(config: DataConfig, data: Graph, own: list[Channel], width: int) -> list[Channel]:
-    """Name the columns of the nodes of a graph with one type: degrees and hops stand behind the own ones."""
+def _one_type(data: Graph, own: list[Channel], width: int) -> list[Channel]:
+    """Name the columns of the nodes of a graph with one type: degrees stand behind the own ones."""
     if "x_tables" in data:
         is_molecule = width >= len(ATOMS) and data["x_tables"][0] > 100
         return (
@@ -83,17 +83,11 @@ def _one_type(config: DataConfig, data: Graph, own: list[Channel], width: int) -
             if is_molecule
             else []
         )
-    moments, num_hops = data.get("degree_moments"), config.propagate
+    moments = data.get("degree_moments")
     num_degrees = 0 if moments is None else moments.size(1)
-    base = width // (num_hops + 1)
     if data.get("x_source", "data") != "data":
-        own = [Channel("features of its edges")] * (base - num_degrees)
-    own = _filled(own, base - num_degrees, "x") + [Channel("degree")] * num_degrees
-    return own + [
-        Channel(f"{channel.column}, mean over {hop} hop{'s' * (hop > 1)}")
-        for hop in range(1, num_hops + 1)
-        for channel in own
-    ]
+        own = [Channel("features of its edges")] * (width - num_degrees)
+    return _filled(own, width - num_degrees, "x") + [Channel("degree")] * num_degrees
 
 
 def _filled(own: list[Channel], width: int, name: str) -> list[Channel]:

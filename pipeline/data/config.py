@@ -1,7 +1,6 @@
 """The keys of each dataset. :mod:`pipeline.command.schema` collects them."""
 
 import importlib.util
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -282,18 +281,7 @@ class FileConfig(DataConfig):
                 f"data.edge_time={self.edge_time} needs data.split=time; this run has "
                 f"data.split={self.split or 'null'}"
             )
-        path = Path(self.path)
-        if not path.is_dir() and files.is_there(path):
-            return
-        if re.match(r"\w+:/", self.path):
-            problem = "is a web address. Download the file and give its path"
-        elif path.is_dir():
-            inside = next(iter(sorted(path.glob("**/data.pt"))), "FILE")
-            problem = f"is a folder. Give a file in it: data.path={inside}"
-        else:
-            where = "" if path.is_absolute() else f" in {Path.cwd()}"
-            problem = f"does not exist{where}. Save a torch_geometric Data there with torch.save"
-        raise ValueError(f"data.path={self.path} {problem}")
+        check_files(path=self.path)
 
     def check_labels(self) -> None:
         if self.split == "time":
@@ -471,15 +459,9 @@ class EdgesConfig(DataConfig):
 
     def check(self) -> None:
         check_files(path=self.path, labels=self.labels)
-        if self.path.endswith(".npy") and self.labels is not None:
+        if self.labels is not None and self.path.endswith((".npy", ".mat")):
             raise ValueError(
-                f"data.labels={self.labels} needs a table with ids, but {self.path} holds node numbers. "
-                "Save the edges as a text file"
-            )
-        if self.path.endswith(".mat") and self.labels is not None:
-            raise ValueError(
-                f"data.labels={self.labels} does not work with {self.path}, which holds its own labels in "
-                "`group`. Leave it out"
+                f"data.labels={self.labels} needs a text file of edges with ids, not {self.path}: leave it out"
             )
         check_fractions(self.train_fraction, self.valid_fraction)
 

@@ -5,6 +5,7 @@ has one column where in- and out-degree are the same everywhere, and two otherwi
 nodes, the degrees of each relation have columns of their own.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.graph_types import SCHEMA, GraphTypes
-from parallel_epochs.pipeline.data.propagate import standardise, write_wider
 from parallel_epochs.pipeline.data.relation import reverses_of
+from parallel_epochs.pipeline.data.scaling import standardise
 from parallel_epochs.pipeline.graph.reading import edge_blocks
-from parallel_epochs.pipeline.graph.store import COPIED, StoreWriter
-from parallel_epochs.pipeline.run import pulse
+from parallel_epochs.pipeline.graph.store import COPIED, MANIFEST, StoreWriter
+from parallel_epochs.pipeline.run import files, pulse
 
 # The array of a prepared graph with mean and deviation of each column of degrees.
 DEGREE_MOMENTS = "degree_moments"
@@ -89,13 +90,21 @@ def write_degrees(writer: StoreWriter, data: Graph, *, num_last: int = 0) -> Non
         FileError: a store cannot be read, or there is no room for the new one.
     """
     counts, widths = _count(data, None)
-    values = write_wider(
-        writer,
-        data,
-        _shape_of(data, widths, num_last),
-        (DEGREE_MOMENTS, (2, sum(widths))),
-        lambda out: _write(out, data, counts, widths, None, num_last),
-    )
+    shape, folder = _shape_of(data, widths, num_last), data.store
+    assert folder is not None
+    manifest = files.read_json(folder / MANIFEST)
+    for name, entry in manifest["arrays"].items():
+        if name != "x":
+            writer.adopt(name, folder / f"{name}.bin", entry)
+    if not writer.has("x", DEGREE_MOMENTS):
+        moments = (2, sum(widths)), torch.float64
+        with writer.write(x=(shape, torch.float32), **{DEGREE_MOMENTS: moments}) as arrays:
+            out = np.empty(shape, np.float32)
+            if math.prod(shape):  # an empty file cannot be mapped
+                out = np.memmap(arrays["x"].path, np.float32, "r+", shape=shape)
+            found = _write(out, data, counts, widths, None, num_last)
+            arrays[DEGREE_MOMENTS].write(0, found.numpy())
+    values = manifest["values"] | {"num_categories": data.num_categories}
     types = {} if data.types.homogeneous else {SCHEMA: with_degrees(data.types, widths).to_value()}
     writer.finish(values | types)
 

@@ -245,20 +245,6 @@ def refuse_untyped_edges(*, to_undirected: bool, add_self_loops: bool) -> None:
         )
 
 
-def refuse_propagate(data: Graph, num_hops: int) -> None:
-    """Refuse averages over neighbours whose columns mean something else.
-
-    Raises:
-        ValueError: the graph has several types of nodes.
-    """
-    if not data.types.homogeneous:
-        raise ValueError(
-            f"data.propagate={num_hops} averages the same columns of all neighbours, and the types of "
-            "nodes of this graph have columns of their own. Leave it out: data.featureless=mean fills "
-            "types without features"
-        )
-
-
 def check_counts(counts: Mapping[str, int], origin: str) -> None:
     """Refuse types without nodes, and more nodes than a graph can have.
 

@@ -41,7 +41,6 @@ class Learned:
         label_names: the tensors of the labels' names, see :mod:`pipeline.data.node_names`.
         edges: mean and deviation of what features are made of where they are made of
             edges [2, channels], float64; none where nothing was learned of them.
-        hops: mean and deviation of the features of each hop but the first [num_hops, 2, hop_channels], float64.
         degrees: mean and deviation of the columns of degrees [2, num_degrees], float64; none without them.
         labels: mean and deviation of labels that are inputs or real values [2, columns]; none for others.
         fitted: what was learned of the columns of tables, see :class:`pipeline.data.tables.fitted.Fitted`, uint8; none
@@ -59,20 +58,16 @@ class Learned:
     tables: dict[str, list[int]] = field(default_factory=dict)
     label_names: dict[str, Tensor] = field(default_factory=dict)
     edges: Float[Tensor, "2 channels"] | None = None
-    hops: Float[Tensor, "num_hops 2 hop_channels"] | None = None
     labels: Float[Tensor, "2 columns"] | None = None
     fitted: UInt8[Tensor, " num_bytes"] | None = None
     schema: dict[str, Any] | None = None
     degrees: Float[Tensor, "2 num_degrees"] | None = None
 
-    def num_own(self, num_hops: int) -> int:
-        """Return the number of columns that ``x`` has before degrees are counted and hops averaged.
-
-        Args:
-            num_hops: the key data.propagate.
-        """
+    @property
+    def num_own(self) -> int:
+        """The number of columns that ``x`` has before degrees are counted."""
         num_degrees = 0 if self.degrees is None or self.schema is not None else self.degrees.size(1)
-        return (self.num_columns - self.num_categories) // (num_hops + 1) - num_degrees
+        return self.num_columns - self.num_categories - num_degrees
 
     def to_dict(self) -> dict[str, Any]:
         """Return what :func:`pipeline.run.checkpoint.save` can write."""
@@ -115,14 +110,14 @@ def from_dict(path: Path, content: Any) -> Learned:
     return found
 
 
-def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | None) -> Learned:
+def learn(data: Graph, *, node_features: str, labels: Tensor | None) -> Learned:
     """Collect what the preparation of a graph in memory learned of it.
 
     A graph that was prepared before it was kept where features are from has no ``x_source``.
 
     Args:
         data: as :func:`pipeline.data.cache.load` or ``load_links`` returns it.
-        node_features, num_hops: the keys data.node_features and data.propagate.
+        node_features: the key data.node_features.
         labels: what the task learned of the labels.
     """
     source, edges = data.x_source, None
@@ -141,7 +136,6 @@ def learn(data: Graph, *, node_features: str, num_hops: int, labels: Tensor | No
         {name: data[name] for name in ("x_tables", "edge_tables") if name in data},
         {name: data[name] for name in ("label_names", "label_names_ptr") if name in data},
         edges,
-        data.get("hop_moments") if num_hops else None,
         labels,
         data.get(FITTED),
         None if types.homogeneous else types.to_value(),
@@ -183,18 +177,17 @@ def check_inputs(learned: Learned, data: Graph) -> None:
         raise ValueError("there is no species, and the model reads the species of nodes")
 
 
-def check_columns(learned: Learned, data: Graph, origin: str, num_hops: int) -> None:
-    """Refuse a prepared graph that the model cannot read, before its features are averaged.
+def check_columns(learned: Learned, data: Graph, origin: str) -> None:
+    """Refuse a prepared graph that the model cannot read, before degrees are counted.
 
     Args:
-        num_hops: the key data.propagate.
         origin: where the graph comes from, for messages.
 
     Raises:
         ValueError: says what the graph has and what the model was trained on.
     """
     own = data.x.size(1) - data.num_categories
-    expected = learned.num_own(num_hops)
+    expected = learned.num_own
     if own != expected:
         raise ValueError(
             f"{origin}: the features of the nodes have {own} columns, and the model was trained on "

@@ -6,9 +6,8 @@ import io
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -174,7 +173,7 @@ def _keep(content: bytes, folder: Path, ending: str) -> Path:
     path = folder / f"{hashlib.blake2b(content, digest_size=12).hexdigest()}{ending}"
     if not files.is_there(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, partial(_write, content))
+        files.write_atomically(path, lambda file: file.write(content))
     return path
 
 
@@ -215,10 +214,6 @@ def write_tables(data: Any, folder: Path, names: dict[str, str]) -> dict[str, Pa
         for name, table in zip(("nodes", "edges"), data, strict=True)
         if table is not None
     }
-
-
-def _write(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
 
 
 def _to_parquet(table: Any, title: str) -> bytes:
@@ -285,23 +280,10 @@ def attributes_of(data: Any) -> dict[str, Any]:
         data, "nodes"
     ):  # of NetworkX, which need not be installed
         return _of_networkx(data)
-    if is_table(data):
-        raise ValueError(
-            "data is one table: give a pair (nodes, edges) of tables, or (None, edges)"
-        )
-    if isinstance(data, (dict, list, tuple)) and any(
-        is_table(item) or isinstance(item, dict) and any(map(is_table, item.values()))
-        for item in (data.values() if isinstance(data, dict) else data)
-    ):
-        raise ValueError(
-            'several tables are given as data.schema is, with a table as each path: {"nodes": {"user": '
-            '{"path": users, "id": "name"}, ...}, "edges": {"buys": {"path": bought, "source": {"type": '
-            '"user", "column": "by"}, "target": ...}}}. A pair (nodes, edges) is for one type of nodes'
-        )
     raise ValueError(
         f"data is of type {type(data).__name__}; give a torch_geometric Data, a HeteroData, a dict of its "
-        "attributes, a SciPy matrix, a NetworkX graph, a pair of tables (nodes, edges), a schema of "
-        "tables, a path, or the name of a dataset"
+        "attributes, a SciPy matrix, a NetworkX graph, a pair of tables (nodes, edges), where nodes may be "
+        "None, several tables as data.schema names them, a path, or the name of a dataset"
     )
 
 

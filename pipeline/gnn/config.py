@@ -523,12 +523,6 @@ RULES = (
         (None,),
         "vectors that another run learned of its nodes are not those of other nodes",
     ),
-    Rule(
-        TABLE | {"data.propagate": _is_set},
-        "features.concat",
-        (True,),
-        "the table replaces the features that are averaged",
-    ),
     Rule(TABLE, "train.ema", (0.0,), "most rows of a learned table rest in most steps"),
     Rule(LINK, "task.class_weights", (None,), "it is for labels of nodes and graphs"),
     Rule({"task.text_scores": _is_set}, "task.name", ("node",), "scores are of the texts of nodes"),

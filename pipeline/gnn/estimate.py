@@ -31,28 +31,18 @@ class Machine:
         return torch.cuda.get_device_properties(0).total_memory if self.on_gpu else machine_memory()
 
     @property
-    def holder(self) -> str:
-        """The name of what has that memory."""
-        return "the GPU" if self.on_gpu else "this machine"
-
-    @property
-    def num_sharing(self) -> int:
-        """The number of ranks that share the memory: one on a GPU."""
-        return 1 if self.on_gpu else self.num_ranks
-
-    @property
     def budget(self) -> float:
         """The bytes that a rank may take."""
-        return (parse_bytes(self.given) if self.given else 0.8 * self.memory) / self.num_sharing
+        return (parse_bytes(self.given) if self.given else 0.8 * self.memory) / (
+            1 if self.on_gpu else self.num_ranks
+        )
 
     def describe_budget(self) -> str:
         """Say how much a rank may take, and why."""
-        limit = format_bytes(self.budget)
+        limit = f"{format_bytes(self.budget)} a rank"
         if self.given:
-            return f"memory={self.given}" + (
-                f", {limit} for each of {self.num_sharing} ranks," if self.num_sharing > 1 else ""
-            )
-        return f"{limit} a rank, 80 % of what {self.holder} has,"
+            return f"memory={self.given}, {limit},"
+        return f"{limit}, 80 % of what {'the GPU' if self.on_gpu else 'this machine'} has,"
 
 
 def machine_of(config: GNNConfig) -> Machine:

@@ -39,7 +39,7 @@ def tables(num_nodes=40):
 
 
 KINDS = {
-    "file": (graph, {"propagate": 1}),
+    "file": (graph, {}),
     "degree": (lambda: graph(x=0), {}),
     "tables": (
         tables,
@@ -92,7 +92,6 @@ def refuses(content, data, folder) -> str:
     [
         ("file", ("learned", "out_channels"), 10**9),
         ("file", ("learned", "metric"), "odd"),
-        ("file", ("learned", "hops"), torch.ones(0, 2, 4, dtype=torch.float64)),
         ("file", ("learned", "tables"), None),
         ("degree", ("learned", "edges"), torch.ones(3)),
         (

@@ -254,16 +254,13 @@ def test_tables_in_memory_train_what_their_files_train(tmp_path):
 @pytest.mark.parametrize(
     "data, message",
     [
-        (
-            pd.DataFrame({"source": [1]}),
-            r"data is one table: give a pair \(nodes, edges\) of tables",
-        ),
+        (pd.DataFrame({"source": [1]}), r"data is of type DataFrame; .* a pair of tables \(nodes"),
         (
             scipy.sparse.coo_array(np.array([[0, -1.0], [1, 0]])),
             "row 0, column 1 holds -1, which is negative",
         ),
         (networkx.Graph([(1, "1")]), "two nodes that are called '1' as text"),
-        ({"user": NODES}, "several tables are given as data.schema is"),
+        ({"user": NODES}, "data is of type dict; .* several tables as data.schema names them"),
         (
             (None, pd.DataFrame({"source": [1, "a"]})),
             "the table of edges cannot be written as Parquet: ",

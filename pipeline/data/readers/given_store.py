@@ -38,7 +38,6 @@ KEPT = {
     "edge_attr": Shaped[Tensor, "num_edges edge_columns"],
     "y": Shaped[Tensor, "num_rows targets"],
     **{mask: Bool[Tensor, " num_rows"] for mask in MASKS},
-    "hop_moments": Float[Tensor, "_ 2 _"],
     "fitted": UInt8[Tensor, "_"],
     DEGREE_MOMENTS: Float[Tensor, "2 _"],
 }
@@ -161,14 +160,12 @@ def check_typed(data: Graph, *, verify: bool) -> None:
         ValueError: names the field of the types, or the array.
     """
     types, num_types = data.types, len(data.types.names)
-    for name, found, stated in (
-        ("the number of types", num_types, data.num_categories),
-        ("the number of counts", len(types.counts), num_types),
-        ("the number of widths", len(types.widths), num_types),
-        ("the sum of counts", sum(types.counts), data.num_nodes),
-    ):
-        if found != stated:
-            raise ValueError(f"schema: {name} is {found:,}, and must be {stated:,}")
+    sizes = len(types.counts), len(types.widths), data.num_categories
+    if set(sizes) != {num_types} or sum(types.counts) != data.num_nodes:
+        raise ValueError(
+            f"schema: there must be as many counts and widths as the {num_types} types, and the sum of counts "
+            f"must be {data.num_nodes:,}"
+        )
     if max(types.widths) > (num_columns := data.x.size(1) - num_types):
         raise ValueError(
             f"schema: widths has {max(types.widths)}, and x has {num_columns} columns without those of "

@@ -87,26 +87,15 @@ def find_files(folder: Path) -> dict[str, list[Path]]:
         return sorted((path for path in inside.iterdir() if path.suffix in SUFFIXES), key=key_of)
 
     beside, splits = list_files(folder), dict[str, Path]()
-    folders = sorted(path for path in folder.iterdir() if path.is_dir())
-    for inside in sorted(folders, key=lambda path: path.name not in SPLITS):
-        if (split := SPLIT_NAMES.get(inside.name.lower())) and (
-            inside.name in SPLITS or not beside
-        ):
-            if split in splits and splits[split].name in SPLITS:
-                continue
-            if split in splits:
-                raise ValueError(
-                    f"data.folder={folder} has {splits[split].name}/ and {inside.name}/: leave one folder "
-                    f"of {split} graphs"
-                )
-            splits[split] = inside
-    others = [inside for inside in folders if splits and inside not in splits.values()]
-    for other in filter(list_files, others):
-        log.warning(
-            "%s holds graphs that are not read: it is no split of data.folder=%s, or beside one",
-            other,
-            folder,
-        )
+    for inside in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if (split := SPLIT_NAMES.get(inside.name.lower())) is None:
+            continue
+        if split in splits:
+            raise ValueError(
+                f"data.folder={folder} has {splits[split].name}/ and {inside.name}/: leave one folder of "
+                f"{split} graphs"
+            )
+        splits[split] = inside
     names = ", ".join(inside.name for inside in splits.values())
     if beside and splits:
         raise ValueError(

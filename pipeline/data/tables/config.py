@@ -283,7 +283,6 @@ class TablesConfig(DataConfig):
         """Refuse keys of graphs with one type of nodes for others, and other splits for a label table."""
         usual: dict[str, tuple] = {
             "to_undirected": (True,),
-            "propagate": (0,),
         }
         if self.has_rows:
             usual |= {"split": (None, "time"), "on_disk": (False,), "time_column": (None,)}

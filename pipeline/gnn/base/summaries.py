@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Data
 
-from parallel_epochs.pipeline.data.propagate import AT_ONCE, standardise
 from parallel_epochs.pipeline.data.relation import reverses_of
+from parallel_epochs.pipeline.data.scaling import AT_ONCE, standardise
 from parallel_epochs.pipeline.gnn.base.method import TooLong
 from parallel_epochs.pipeline.run import pulse
 

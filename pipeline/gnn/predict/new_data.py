@@ -23,7 +23,6 @@ from parallel_epochs.pipeline.data.learned import (
     learn,
 )
 from parallel_epochs.pipeline.data.opened import OpenData
-from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores
 from parallel_epochs.pipeline.gnn.config import GNNConfig, NewDataConfig
 from parallel_epochs.pipeline.gnn.kinds.base import Kind
@@ -84,7 +83,6 @@ def learn_of(setup: Setup) -> Learned:
     return learn(
         setup.bare or setup.data,
         node_features=config.node_features,
-        num_hops=config.propagate,
         labels=setup.task.label_moments,
     )
 
@@ -231,11 +229,9 @@ def complete(
     source, origin, kind = config.data, config.data.origin(), kind_of(config)
     if learned.schema is not None:  # other data need not say which type has labels
         data.types = replace(data.types, labelled=learned.schema["labelled"])
-    check_columns(learned, data, origin, source.propagate)
+    check_columns(learned, data, origin)
     if learned.degrees is not None:
         add_degrees(data, learned.degrees, num_last=source.num_last)
-    if source.propagate:
-        data.x, _ = propagate(data, source.propagate, learned.hops)
     data, base = kind.accept(data, learned), cast(Any, None)
     if known_labels == OLD:
         _hide_new(data, run, state)
@@ -316,7 +312,7 @@ def read_learned(run: SavedRun, state: dict) -> Learned:
     try:
         with checkpoint.fitting(content):
             found = learning.from_dict(path, content)
-            _check_channels(found, state["model"], run.config.data.propagate)
+            _check_channels(found, state["model"])
     except (TypeError, ValueError) as error:
         raise DamagedFile(f"{path} cannot be used: {error}") from None
     if run.shared is None:
@@ -324,8 +320,8 @@ def read_learned(run: SavedRun, state: dict) -> Learned:
     return found
 
 
-def _check_channels(learned: Learned, weights: dict[str, Tensor], num_hops: int) -> None:
-    """Refuse a number of outputs that weights cannot have, before a model with as many is built, and other hops.
+def _check_channels(learned: Learned, weights: dict[str, Tensor]) -> None:
+    """Refuse a number of outputs that weights cannot have, before a model with as many is built.
 
     Raises:
         ValueError: names the number.
@@ -335,9 +331,6 @@ def _check_channels(learned: Learned, weights: dict[str, Tensor], num_hops: int)
         raise ValueError(
             f"out_channels is {learned.out_channels:,}, and its weights are too few for so many"
         )
-    own = (learned.num_columns - learned.num_categories) // (num_hops + 1)
-    if num_hops and (learned.hops is None or learned.hops.shape[::2] != (num_hops, own)):
-        raise ValueError(f"hops must have the shape [{num_hops}, 2, {own}]")
     if learned.metric not in (*METRICS, *LINK_METRICS):
         raise ValueError(f"metric is {learned.metric!r:.40}, which this version does not know")
 

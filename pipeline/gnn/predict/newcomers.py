@@ -17,13 +17,11 @@ from parallel_epochs.models.edge_index import plain_edges
 from parallel_epochs.models.networks.reach import count_hops
 from parallel_epochs.pipeline.data.cache import load_own
 from parallel_epochs.pipeline.data.degrees import (
-    add_degrees,
     count_degrees,
     scale_degrees,
     slots_of,
 )
 from parallel_epochs.pipeline.data.graph import Graph
-from parallel_epochs.pipeline.data.propagate import propagate
 from parallel_epochs.pipeline.gnn.base import bases, fusion, label_scores
 from parallel_epochs.pipeline.gnn.base.fit import Base, apply
 from parallel_epochs.pipeline.gnn.base.labels import Labels
@@ -119,12 +117,7 @@ class Newcomers:
         if kept is not None and not kept.share and not config.task.reads_base:
             kept = None  # the network answers alone
         self._kept = kept
-        if config.data.propagate:
-            own = new_data.without_store(own)
-            if learned.degrees is not None:
-                add_degrees(own, learned.degrees, num_last=config.data.num_last)
-            data.x = own.x
-        self._num_hops = self._count_hops() + config.data.propagate
+        self._num_hops = self._count_hops()
         self._knows_sums = kept is not None and not self.needs_graph
         self._sampler = GrowingSampler(data.edge_index)
 
@@ -275,8 +268,6 @@ class Newcomers:
         """Predict new nodes from what :meth:`take` returns; float32."""
         setup, kept, task = self._setup, self._kept, self._task
         config = setup.config
-        if config.data.propagate:
-            batch.x, _ = propagate(batch, config.data.propagate, self._learned.hops)
         own = None
         if kept is not None:
             read, asked = copy.copy(batch), None if self._reads_base else batch.target

@@ -91,7 +91,7 @@ REFUSED = {
         "model=pyg",
         "model.norm=group",
     ): "model.norm=group is unknown; choose one of layer, batch, none",
-    ("pipeline.train", "data=file", "data.path=no.pt"): "data.path=no.pt does not exist in ",
+    ("pipeline.train", "data=file", "data.path=no.pt"): "data.path=no.pt does not exist",
     (
         "pipeline.train",
         *TABLES,
@@ -128,7 +128,7 @@ REFUSED = {
         "data=file",
         "data.path=no.pt",
         "train.lr=1,2",
-    ): "data.path=no.pt does not exist in ",
+    ): "data.path=no.pt does not exist",
     ("pipeline.evaluate", "run=no"): "no is not a run directory: it has no config.yaml",
     (
         "pipeline.evaluate",

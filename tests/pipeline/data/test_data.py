@@ -335,7 +335,7 @@ def test_other_data_have_the_classes_that_were_learned():
         x_source="data",
         **pack_names(np.array(["no", "yes"]), "label_names"),
     )
-    learned = learn(data, node_features="sum", num_hops=0, labels=None)
+    learned = learn(data, node_features="sum", labels=None)
     assert unpack_names(with_labels(learned, Graph(**values), "new", 3), "label_names") == [
         "no",
         "yes",

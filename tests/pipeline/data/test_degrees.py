@@ -135,9 +135,7 @@ def test_links_that_are_hidden_are_not_counted(directed, tmp_path):
 
 
 def test_other_data_take_the_moments_of_the_training(directed, tmp_path):
-    learned = learn(
-        load(directed, tmp_path, degrees=True), node_features="sum", num_hops=0, labels=None
-    )
+    learned = learn(load(directed, tmp_path, degrees=True), node_features="sum", labels=None)
     other = random_graph(
         20, 30, 1, symmetric=True
     )  # with one column of its own, but two are expected

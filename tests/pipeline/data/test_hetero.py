@@ -208,11 +208,6 @@ BAD = {
         {"add_self_loops": True},
         "data.add_self_loops=true adds edges without a relation",
     ),
-    "averages": (
-        lambda data: None,
-        {"propagate": 2},
-        "data.propagate=2 averages the same columns of all neighbours",
-    ),
     "masks missing": (without("user", "val_mask"), {}, "user: there is no valid_mask"),
     "times of edges": (
         lambda data: None,

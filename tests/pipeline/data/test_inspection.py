@@ -211,9 +211,7 @@ def test_the_memory_of_clusters_is_known(configure):
 def test_the_command_leaves_nothing_but_the_cache(tmp_path):
     wrong = shell("pipeline.check", "data=file", "data.path=none.pt", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (1, "")
-    assert wrong.stderr.strip() == (
-        f"error: data.path=none.pt does not exist in {tmp_path}. Save a torch_geometric Data there with torch.save"
-    )
+    assert wrong.stderr.strip() == "error: data.path=none.pt does not exist"
     x = torch.rand(50, 4)
     torch.save(
         {"x": x, "edge_index": torch.tensor([[0, 50], [1, 2]]), "y": torch.arange(50) % 3},

@@ -103,15 +103,11 @@ def test_folders_are_splits(names, folder, tmp_path, caplog):
         graphs = data[f"{split}_mask"].nonzero().flatten()
         assert data.x[data.ptr[graphs], 0].tolist() == list(numbers)
     found = graph_files.find_files(folder)
-    for other in ("raw", "dev"):  # old runs may have such folders beside
-        shutil.copytree(folder / names[1], folder / other)
-        if other == "raw" or names[1] == "valid":
-            assert graph_files.find_files(folder) == found
-            assert f"{folder / other} holds graphs that are not read" in caplog.text
-        else:
-            with pytest.raises(ValueError, match=f"has dev/ and {names[1]}/"):
-                graph_files.find_files(folder)
-        shutil.rmtree(folder / other)
+    shutil.copytree(folder / names[1], folder / "raw")
+    assert graph_files.find_files(folder) == found
+    shutil.copytree(folder / names[1], folder / "dev")
+    with pytest.raises(ValueError, match=f"has dev/ and {names[1]}/"):
+        graph_files.find_files(folder)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_the_fewest_clusters_that_fit_are_chosen(graph, configure, monkeypatch, 
     monkeypatch.setattr(footprint, "measure", lambda *args: found)
     with pytest.raises(
         ValueError,
-        match=r"auto: memory=90MB is too little: even clusters of two nodes take 1\d\d MB a rank",
+        match=r"auto: memory=90MB, 90 MB a rank, is too little: even clusters of two nodes take 1\d\d MB a rank",
     ):
         choose_num_parts(dataclasses.replace(config, memory="90MB"), opened)
     assert build.open_graph(configure(*graph)).config.partition.num_parts == 1

@@ -25,7 +25,7 @@ NODES = torch.tensor([700, 3, 41, 899])
     "keys",
     [
         [],
-        ["model.norm=batch", "train.label_input=0.5", "data.propagate=2"],
+        ["model.norm=batch", "train.label_input=0.5"],
         ["features=embedding"],
         [*PYG, "model.conv=GATv2Conv"],
         [*PYG, "model.conv=EdgeConv"],

@@ -83,8 +83,6 @@ def logits(run, new=None, **options) -> torch.Tensor:
 CASES = {
     "features": (dict(), []),
     "logarithms of sums": (dict(x=0), ["data.node_features=log_sum"]),
-    "hops": (dict(), ["data.propagate=2"]),
-    "hops of species": (dict(x=0, species=3), ["data.propagate=1"]),
     "labels as inputs": (dict(kind="tasks"), ["train.label_input=0.5"]),
     "weights of classes": (
         dict(),

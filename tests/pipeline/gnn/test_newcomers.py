@@ -345,7 +345,7 @@ def test_a_schema_of_one_table_of_each_takes_new_rows(tmp_path, more):
         {"task.base": "diffusion"},
         {"task.base": "none", "train.label_input": 0.5},
         {"task.base": "propagation", "task.candidate": "offset"},
-        {"task.base": "smoothed", "data.propagate": 1},
+        {"task.base": "smoothed"},
         {"task.base": "linear", "data.nodes.text_features": "scores", "task.candidate": "offset"},
         {"task.base": "none", "model": "pyg", "model.conv": "GCNConv"},
         {"task.base": "none", "data.to_undirected": False},

@@ -247,7 +247,6 @@ def test_a_user_and_an_item_may_have_the_same_id(tmp_path):
             ["data.nodes.path=bought.csv"],
             "data.nodes.path=bought.csv .* does not fit data.schema or data.edges.bipartite=true",
         ),
-        (["data.propagate=1"], "data.propagate=1 does not fit a graph with several types"),
     ],
 )
 def test_two_types_of_nodes_do_not_go_with_keys_of_one(overrides, message, tmp_path):

@@ -257,7 +257,6 @@ BAD = [
         {"to_undirected": False},
         "data.to_undirected=false does not fit a graph with several types",
     ),
-    (SCHEMA, {"propagate": 2}, "data.propagate=2 does not fit a graph with several types"),
 ]
 
 
