@@ -13,11 +13,10 @@ import yaml
 from parallel_epochs.pipeline import keys
 from parallel_epochs.pipeline.command import schema
 from parallel_epochs.pipeline.command.folder import resolve
-from parallel_epochs.pipeline.config import explain_idle_keys
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from tests.helpers.running import ROOT, finish, rounds_of, shell, summary_of, train
 
-LATER = ("link_negatives", "reading", "degrees")
+LATER = ("reading", "degrees")
 ARCHIVE = ROOT / "tests" / "old_runs.tar.xz"
 RUNS = [
     "gnn",
@@ -66,16 +65,12 @@ def test_a_run_is_evaluated_predicted_and_continued(name, folder):
 def test_keys_of_later_versions_have_the_values_of_before(folder, tmp_path):
     path = folder / "runs" / "gnn_of_tables" / "config.yaml"
     saved, usual = schema.load(path), TablesConfig()
-    assert [getattr(saved.data, name) for name in LATER] == ["all", 1, False]
+    assert [getattr(saved.data, name) for name in LATER] == [1, False]
     (tmp_path / "checkpoints").mkdir(), (tmp_path / "checkpoints" / "last.pt").touch()
     (tmp_path / "config.yaml").write_text(path.read_text())
     later = {f"data.{name}": getattr(usual, name) for name in LATER}
-    assert list(later.values()) == ["sides", 6, True]
+    assert list(later.values()) == [6, True]
     assert resolve(keys.replaced(saved, later), tmp_path, continues=True) == saved
-    for name in ("node_embedding", "knowledge", "layout"):  # which have no task
-        assert "data.link_negatives" not in str(
-            explain_idle_keys(schema.load(folder / "runs" / name / "config.yaml"))
-        )
 
 
 def test_keys_that_the_product_does_not_read_are_left_out(tmp_path):

@@ -10,6 +10,7 @@ KEYS: dict[str, tuple] = {
     "data.device": (),
     "data.header": (None,),
     "data.laplacian": (None,),
+    "data.link_negatives": ("sides",),
     "data.mask_column": (None,),
     "data.min_component_size": (100,),
     "data.nodes.char_lengths": ([2, 4],),
@@ -37,6 +38,7 @@ KEYS: dict[str, tuple] = {
     "data.rows.time": ("time",),
     "data.score_folds": ("groups",),
     "data.skip_invalid": (),
+    "data.split_column": (None, "split"),
     "data.smiles_column": ("smiles",),
     "data.snapshots": (0,),
     "data.summaries": (0,),
@@ -94,7 +96,6 @@ KEYS: dict[str, tuple] = {
 }
 # Values that a key has no more.
 VALUES = {
-    "data.link_negatives": ("hard",),
     "data.node_features": ("counts",),
     "model.aggr": ("power", "power_sum", "powermean"),
     "partition.name": ("kaminpar", "kaminpar_random"),
@@ -124,6 +125,9 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
     for owner, name in OF_ONE:
         if values.get(owner[0]) == owner[1] and values.get(name) not in (None, 1, "auto"):
             wrong.append(name)
+    if values.get("task.name") == "link" and "data.link_negatives" not in values:
+        values["data.link_negatives"] = "all"  # as versions before that key drew them
+        wrong.append("data.link_negatives")
     if values.get("model.learn_t") is False and values["model.aggr"] in ("softmax", "softmax_sum"):
         wrong.append("model.learn_t")
     for name in wrong:

@@ -62,15 +62,6 @@ class DataConfig:
         shapes_graph=True,
     )
     degrees: bool = degrees(False)
-    link_negatives: str = key(
-        "sides",
-        "Pairs without a link that are drawn for training, validation and test, where "
-        "the dataset has none. sides: in a bipartite graph, the ends are of different sides, "
-        "as those of a link are. all: of any two nodes, as in runs of earlier versions.",
-        choices=("sides", "all"),
-        before="all",
-        when={"task.name": ("link",)},
-    )
     on_disk: bool = key(
         False,
         "Leave the graph in files and read it once per epoch, block by block (for graphs larger "

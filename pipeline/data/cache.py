@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from parallel_epochs.pipeline import keys
-from parallel_epochs.pipeline.data.base_config import READING
 from parallel_epochs.pipeline.data.config import DATASETS, DataConfig
 from parallel_epochs.pipeline.data.degrees import (
     add_degrees,
@@ -133,13 +132,6 @@ def _load(
     path, reader = path_of(config, cache_dir, content_hash), _reader(config)
 
     def write(writer: store.StoreWriter) -> None:
-        # Later ones add terms and sides, and read alike.
-        if getattr(config, "reading", READING) < 2:
-            log.warning(
-                "data.reading=1: an earlier version of the reader read the graph of this run, and it is not in "
-                "cache_dir. It is read anew, perhaps in another way. Put the cache of the training back if the "
-                "metrics differ from those in summary.json"
-            )
         log.info("data: preparing %s", config.source)
         with Bar("reading", 3, "stages") as bar:
             if config.is_stored:
@@ -213,16 +205,13 @@ def load_links(
         chosen.valid_fraction,
         chosen.graph_seed,
         config.node_features,
-        config.link_negatives,
         config.until,
     )
     # Links that are hidden must not show in the features: degrees are counted over the edges that are left.
     degrees = [DEGREES] * config.counts_degrees
     # How features are made of edges is in the hash of the graph; caches of before have this in its place.
     chosen_split = *dataclasses.astuple(split)[:4], config.node_features == "log_sum"
-    named = [] if relation is None else [{"relation": relation}]
-    if relation is None and split.negatives != "all":
-        named = [split.negatives]
+    named = ["sides"] if relation is None else [{"relation": relation}]
     content_hash = content_hash or _digest(
         [hash_graph(config) + _name_of(like), chosen_split, LINKS_FORMAT, *degrees, *named]
     )
@@ -485,12 +474,12 @@ def hash_graph(config: DataConfig) -> str:
         if entry.meaning.shapes_graph
         and not (entry.meaning.hashed_if_given and entry.value == usual[entry.name])
     }
-    shaping |= config.fixed
     for name in ("label_type", "hide_labelled"):
         if (value := getattr(config, name, None)) is not None:
             shaping[name] = value
     if (content := hash_content(config)) is not None:
         shaping["content"] = content
+    shaping |= config.fixed
     shaping["format"] = FORMAT
     if config.num_last:
         shaping["encodings"] = ENCODINGS_FORMAT

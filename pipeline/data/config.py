@@ -33,8 +33,8 @@ from parallel_epochs.pipeline.run import files
 from parallel_epochs.pipeline.run.errors import install_command
 from parallel_epochs.pipeline.run.words import command_of
 
-# The column of the molecules in a table of them.
-SMILES_COLUMN = "smiles"
+# The columns of a table of molecules that hold these, and perhaps train, valid or test.
+SMILES_COLUMN, SPLIT_COLUMN = "smiles", "split"
 # Keys of links alone.
 LINK = {"task.name": ("link",)}
 
@@ -388,10 +388,10 @@ class SmilesConfig(ManyGraphsConfig):
     """A table of molecules as SMILES, with labels in columns, which become graphs with OGB's features."""
 
     other_keys: ClassVar[tuple[str, ...]] = ("path",)
-    fixed: ClassVar[dict[str, Any]] = {"smiles_column": SMILES_COLUMN, "skip_invalid": False}
     source: str = key(
         "smiles",
-        "Table (CSV) of molecules as SMILES, with labels in its columns.",
+        "Table (CSV) of molecules as SMILES, with labels in its columns, and perhaps train, valid or test in "
+        "the column split.",
         shapes_graph=True,
     )
     path: str = key(
@@ -403,9 +403,12 @@ class SmilesConfig(ManyGraphsConfig):
     label_columns: list[str] | None = key(
         None, "Columns of the labels. Default: all other columns of numbers.", shapes_graph=True
     )
-    split_column: str | None = key(
-        None, "Column that holds train, valid or test. Default: a random split.", shapes_graph=True
-    )
+
+    @property
+    def fixed(self) -> dict[str, Any]:  # type: ignore[override]
+        """Whether the table has the split of the user belongs to it."""
+        own = SPLIT_COLUMN if SPLIT_COLUMN in read_names(Path(self.path)) else None
+        return {"smiles_column": SMILES_COLUMN, "skip_invalid": False, "split_column": own}
 
     def check(self) -> None:
         super().check()
@@ -418,12 +421,8 @@ class SmilesConfig(ManyGraphsConfig):
                 f"{self.path} has no column {SMILES_COLUMN}, which holds the molecules; there are "
                 f"{', '.join(names)}"
             )
-        for name, columns in (
-            ("label_columns", self.label_columns or []),
-            ("split_column", [self.split_column] if self.split_column is not None else []),
-        ):
-            for column in columns:
-                heads.require(f"data.{name}", column, self.path, names)
+        for column in self.label_columns or []:
+            heads.require("data.label_columns", column, self.path, names)
 
 
 @dataclass

@@ -68,7 +68,6 @@ class LinkSplit:
         train_fraction, valid_fraction: of the links; the rest is for the test.
         seed: of a random order, and of the pairs that are drawn.
         node_features: how features are made of edges, see :func:`pipeline.data.incident.incident_features`.
-        negatives: "sides" draws pairs without a link of a bipartite graph across its sides, "all" of any two nodes.
         until: the last time of training and that of validation, for "time", in place of the fractions.
     """
 
@@ -77,7 +76,6 @@ class LinkSplit:
     valid_fraction: float
     seed: int
     node_features: str
-    negatives: str = "all"
     until: tuple[float, float] | None = None
 
 
@@ -221,7 +219,7 @@ def _make_pairs(
             for pairs, taken in zip((valid, test), known, strict=True)
         ]
     else:
-        side = find_sides(links, num_nodes) if split.negatives == "sides" else None
+        side = find_sides(links, num_nodes)
 
         def draw(number: int, taken: Tensor) -> Tensor:
             drawn = None if side is None else draw_across(rng, number, taken, side)
@@ -393,7 +391,7 @@ def sides_of(data: Graph) -> Int[Tensor, " num_nodes"] | None:
     """Find the sides between which the pairs without a link of a divided graph are; none where they are of any nodes.
 
     Args:
-        data: as :func:`divide_links` returns it, for links that were divided with negatives "sides".
+        data: as :func:`divide_links` returns it.
     """
     if RELATION in data:
         return None
@@ -434,8 +432,7 @@ def draw_across(
         return None
     numbers = _draw_free(rng, count, linked, num_free)
     log.info(
-        "links: the graph is bipartite, with sides of %s and %s nodes; pairs without a link are drawn across them "
-        "(data.link_negatives)",
+        "links: the graph is bipartite, with sides of %s and %s nodes; pairs without a link are drawn across them",
         *(f"{len(own):,}" for own in nodes),
     )
     pairs = torch.stack(

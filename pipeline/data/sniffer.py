@@ -37,10 +37,6 @@ FORMATS = {
     rb"SQLite format 3": "a SQLite file",
     rb"PK\x03\x04": "a zip archive, or a table of a spreadsheet",
 }
-# The numbers of nodes and of edges, and perhaps whether lines hold weights.
-METIS_HEAD = re.compile(
-    rb"(?:[ \t]*%[^\n]*\n)*[ \t]*(\d{1,12})[ \t]+(\d{1,12})(?:[ \t]+(0{1,3}|0{0,2}1))?[ \t]*(?:\r?\n|$)"
-)
 RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 
@@ -145,26 +141,12 @@ def _refuse_format(content: bytes, name: str) -> None:
     start = content[: 1 << 14].removeprefix(b"\xef\xbb\xbf")
     flags = re.IGNORECASE | re.DOTALL
     kinds = (kind for begins, kind in FORMATS.items() if re.match(begins, start, flags))
-    kind = next(kinds, "a METIS graph" if _is_metis(content) else None)
-    first = start.partition(b"\n")[0]
+    kind, first = next(kinds, None), start.partition(b"\n")[0]
     if kind is not None and (b"\0" in start or first.count(b"\t") not in (1, 2)):
         raise ValueError(
             f"{name} is {kind}, and not a table of text. Read it by networkx and give the graph to "
             "parallel_epochs.train, or write a table with a line for each edge or triple"
         )
-
-
-def _is_metis(content: bytes) -> bool:
-    """Tell whether the first line holds the numbers of nodes and of edges, and each node has a line of neighbours."""
-    found = METIS_HEAD.match(content)
-    if found is None:
-        return False
-    num_nodes, num_edges, is_weighted = int(found[1]), int(found[2]), int(found[3] or 0) > 0
-    lines = content[found.end() :].splitlines()
-    rows = [line.split() for line in lines if not line.lstrip().startswith(b"%")]
-    while len(rows) > num_nodes and not rows[-1]:
-        rows.pop()
-    return len(rows) == num_nodes > 0 and (sum(map(len, rows)) == 2 * num_edges * (1 + is_weighted))
 
 
 def read_texts(content: bytes, name: str, dialect: Dialect, **options: object) -> "pd.DataFrame":
@@ -210,19 +192,11 @@ def read_rows(path: Path, names: Collection[str]) -> list[tuple[int, list[str]]]
         for number, line in enumerate(read_lines(path), start=1)
         if line and not line.startswith(COMMENTS)
     }
-    found = {
-        number: [_split_row(line, mark) for mark in ("\t", ",", ";", " ")]
-        for number, line in lines.items()
-    }
-    counts = [sum(cells[place][0] in names for cells in found.values()) for place in range(4)]
-    # The separator of most lines first; a line that it does not divide is divided by another one.
-    order = sorted(range(4), key=lambda place: -counts[place])
-    rows = []
-    for number, cells in found.items():
-        ordered = [cells[place] for place in order]
-        known = (one for one in ordered if one[0] in names)
-        rows.append((number, next(known, max(ordered, key=len))))
-    return rows
+    mark = max(
+        ("\t", ",", ";", " "),
+        key=lambda mark: sum(_split_row(line, mark)[0] in names for line in lines.values()),
+    )
+    return [(number, _split_row(line, mark)) for number, line in lines.items()]
 
 
 def _split_row(line: str, mark: str) -> list[str]:

@@ -95,7 +95,7 @@ def check_prepared(
     Args:
         path: of the manifest, for messages.
         types: of its arrays and values.
-        verify: whether to read every row of ``x`` and of the edges for their types, too.
+        verify: whether to read every edge for its types, too.
 
     Raises:
         DamagedFile: names the value.
@@ -154,7 +154,7 @@ def check_typed(data: Graph, *, verify: bool) -> None:
 
     Args:
         data: a prepared graph, with ``num_categories``.
-        verify: whether to read every row of ``x`` and of the edges, too.
+        verify: whether to read every edge, too.
 
     Raises:
         ValueError: names the field of the types, or the array.
@@ -195,20 +195,9 @@ def check_typed(data: Graph, *, verify: bool) -> None:
 
 
 def _check_rows(data: Graph) -> None:
-    """Refuse nodes whose last columns of ``x`` are not their type as one-hot numbers, and edges whose relation is none
-    of the schema, or has other types at its ends.
-    """
+    """Refuse edges whose relation is none of the schema, or has other types at its ends."""
     names, relations = data.types.names, data.types.relations
     bounds = torch.tensor(list(accumulate(data.types.counts)))
-    for first in range(0, data.num_nodes, BLOCK):
-        found = data.x[first : first + BLOCK, -len(names) :]
-        kind = torch.bucketize(torch.arange(first, first + len(found)), bounds, right=True)
-        wrong = (found != torch.nn.functional.one_hot(kind, len(names))).any(1).nonzero()
-        if len(wrong):
-            raise ValueError(
-                f"x: the last {len(names)} columns of node {first + int(wrong[0])} are not those of the type "
-                f"{names[kind[wrong[0]]]}, which it has by the counts of schema"
-            )
     ends = torch.tensor([[names.index(kind) for kind in own[::2]] for own in relations])
     edge_index: Tensor = data.edge_index.as_tensor()
     for first in range(0, edge_index.size(1), BLOCK):

@@ -18,6 +18,8 @@ from parallel_epochs.pipeline.names import MASKS, SPLITS
 
 log = logging.getLogger(__name__)
 
+download = ogb_node.download
+
 
 def hash_content(directory: Path, name: str) -> str:
     """Compute a digest of the dataset's files.
@@ -27,11 +29,6 @@ def hash_content(directory: Path, name: str) -> str:
     """
     paths = [ogb_node.require(path) for path in needed(directory, name)]
     return hash_parts(label((str(path.relative_to(directory)), path) for path in paths))
-
-
-def download(name: str, root: str) -> None:
-    """Fetch and unpack a dataset; see :func:`ogb_node.fetch`."""
-    ogb_node.fetch(name, root, needed)
 
 
 def needed(folder: Path, name: str) -> list[Path]:

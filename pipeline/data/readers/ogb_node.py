@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,17 +70,9 @@ def meta(name: str) -> pd.Series:
 
 
 def download(name: str, root: str) -> None:
-    """Fetch and unpack a node dataset; see :func:`fetch`."""
-    fetch(name, root, _needed)
-
-
-def fetch(name: str, root: str, needed: Callable[[Path, str], list[Path]]) -> None:
     """Fetch and unpack a dataset, without ogb's question whether to; an existing one is left alone.
 
     Nothing is left of a download that fails.
-
-    Args:
-        needed: returns the files of a dataset, given its folder and name, for the message without a network.
 
     Raises:
         ValueError: no network, or the dataset arrives damaged; the message says what else can be done.
@@ -111,8 +102,8 @@ def fetch(name: str, root: str, needed: Callable[[Path, str], list[Path]]) -> No
             reason = getattr(getattr(error, "reason", None), "strerror", None) or str(error)
             raise ValueError(
                 f"{name} cannot be downloaded from {info['url']}, or arrives damaged: {reason}. Try again later. "
-                "Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds "
-                f"{', '.join(map(str, needed(Path(), name)))}"
+                "Without a network here, unpack it elsewhere and set data.folder=DIR to the folder that holds raw/ "
+                "and split/"
             ) from error
         finally:
             shutil.rmtree(target, ignore_errors=True)
@@ -212,12 +203,10 @@ def read_graphs(directory: Path, name: str) -> Graph:
         raise ValueError(
             f"{nodes} has {len(num_nodes):,} graphs, but {edges.name} has {len(num_edges):,}"
         )
-    for path, wrong in ((nodes, num_nodes < 1), (edges, num_edges < 0)):
-        if wrong.any():
-            raise ValueError(
-                f"{path}: graph {wrong.argmax()} (from 0) has less than "
-                f"{'one node' if path is nodes else 'no edge'}: leave it out"
-            )
+    if (wrong := (num_nodes < 1) | (num_edges < 0)).any():
+        raise ValueError(
+            f"{raw}: graph {wrong.argmax()} (from 0) has no nodes, or less than no edge: leave it out"
+        )
     path, first = raw / "edge.csv.gz", np.concatenate([[0], np.cumsum(num_nodes)])
     ends = read_whole(path, int(num_edges.sum()), 2)
     outside = ((ends < 0) | (ends >= np.repeat(num_nodes, num_edges)[:, None])).any(1)

@@ -208,15 +208,6 @@ def _report_unused(path: str, saved: dict, used: tuple[str, ...]) -> None:
     unused = [key for key in saved if key not in used]
     if unused:
         log.info("%s: not used: %s", path, ", ".join(unused))
-    is_weighted = "edge_attr" in saved or not _is_of_edges(
-        saved.get("weight"), saved.get("edge_index")
-    )
-    if "weight" in unused and not is_weighted:
-        log.warning(
-            "%s: weight, as from_networkx names the weights of edges, is not used; to train with them save "
-            "data.edge_weight = data.weight",
-            path,
-        )
 
 
 def _draw_masks(path: str, saved: dict, config: FileConfig) -> list[Tensor]:

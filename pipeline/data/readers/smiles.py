@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parallel_epochs.pipeline.data.check import check_metric
 from parallel_epochs.pipeline.data.columns import open_unzipped, read_names, read_table
-from parallel_epochs.pipeline.data.config import SmilesConfig
+from parallel_epochs.pipeline.data.config import SPLIT_COLUMN, SmilesConfig
 from parallel_epochs.pipeline.data.content import hash_named
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.readers import many  # which keeps ogb from asking the network
@@ -48,10 +48,10 @@ def read(config: SmilesConfig, needs_labels: bool = True) -> Graph:
     graphs = many.read_in_parallel(partial(read_molecule, path), rows)
     if needs_labels:
         graphs.y = _read_labels(table, config)
-        if config.split_column is None:
-            masks = many.divide_graphs(len(table), config)
+        if SPLIT_COLUMN in table:
+            masks = _read_masks(table, path)
         else:
-            masks = _read_masks(table, path, config.split_column)
+            masks = many.divide_graphs(len(table), config)
     data = many.as_union(graphs, metric=config.metric, masks=masks)
     data.x_tables, data.edge_tables = get_atom_feature_dims(), get_bond_feature_dims()
     return data
@@ -108,7 +108,7 @@ def _read_labels(table: pandas.DataFrame, config: SmilesConfig) -> np.ndarray:
     """Return the labels [num_rows, columns]: int64 if all are whole numbers, else float32."""
     path, names = config.path, config.label_columns
     if names is None:
-        others = {"smiles", config.split_column}
+        others = {"smiles", SPLIT_COLUMN}
         is_number = pandas.api.types.is_numeric_dtype
         names = [name for name in table if name not in others and is_number(table[name])]
         log.info("%s: labels are the columns %s", path, ", ".join(map(str, names)))
@@ -122,26 +122,19 @@ def _read_labels(table: pandas.DataFrame, config: SmilesConfig) -> np.ndarray:
                 f"data.label_columns={name}: the column of {path} holds {table[name].dtype}, not numbers"
             )
     y = table[names].to_numpy(np.float64)
-    if len(wrong := np.argwhere(np.isinf(y.astype(np.float32)))):
-        row, place = wrong[0]
-        raise ValueError(
-            f"{path}: row {row} (from 0, below the header) of the column {names[place]} holds "
-            f"{y[row, place]:g}, which is not a finite number of float32"
-        )
     is_whole = (np.abs(y) < 2**53).all() and (y == np.round(y)).all()
     return y.astype(np.int64 if is_whole else np.float32)
 
 
-def _read_masks(table: pandas.DataFrame, path: str, split_column: str) -> list[Tensor]:
-    column = table[split_column].map(lambda cell: SPLIT_NAMES.get(str(cell).strip().lower(), cell))
+def _read_masks(table: pandas.DataFrame, path: str) -> list[Tensor]:
+    column = table[SPLIT_COLUMN].map(lambda cell: SPLIT_NAMES.get(str(cell).strip().lower(), cell))
     if len(wrong := column[~column.isin(SPLITS)]):
         raise ValueError(
-            f"{path}: row {wrong.index[0]} (from 0, below the header) of the column {split_column} is "
+            f"{path}: row {wrong.index[0]} (from 0, below the header) of the column {SPLIT_COLUMN} is "
             f"{wrong.iloc[0]!r}, not train, valid or test"
         )
     if not (column == SPLITS[0]).any():
         raise ValueError(
-            f"{path}: the train split is empty: no row has train in the column {split_column} "
-            "(data.split_column)"
+            f"{path}: the train split is empty: no row has train in the column {SPLIT_COLUMN}"
         )
     return [torch.tensor((column == split).tolist()) for split in SPLITS]

@@ -84,15 +84,14 @@ class LinkKind(Kind):
         )
 
     def loader(self, clusters: ClusterLoader) -> Loader:
-        task, data = self.config.task, self.config.data
-        across = data.links == "edges" and data.link_negatives != "all"
+        task, is_divided = self.config.task, self.config.data.links == "edges"
         return PairLoader(
             clusters,
             pairs_per_step=task.pairs_per_step,
             num_negatives=task.num_negatives,
             hide=task.hide_pairs,
             seed=self.config.seed,
-            side=sides_of(clusters.data) if across else None,
+            side=sides_of(clusters.data) if is_divided else None,
         )
 
     def model(self, encoder: torch.nn.Module, task: Task) -> LinkModel:

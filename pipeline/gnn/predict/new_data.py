@@ -58,7 +58,6 @@ OF_LABELS = (
     "data.split",
     "data.time_column",
     "data.edge_time",
-    "data.split_column",
     "data.label_columns",
     "data.edges.time",
     "data.edges.split_column",

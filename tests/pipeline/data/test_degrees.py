@@ -140,7 +140,7 @@ def test_other_data_take_the_moments_of_the_training(directed, tmp_path):
         20, 30, 1, symmetric=True
     )  # with one column of its own, but two are expected
     other.x = torch.randn(20, 3)
-    check_columns(learned, other, "other", 0)
+    check_columns(learned, other, "other")
     add_degrees(other, learned.degrees)
     counts = np.log1p(np.bincount(other.edge_index[1], minlength=20))
     np.testing.assert_allclose(
@@ -151,7 +151,7 @@ def test_other_data_take_the_moments_of_the_training(directed, tmp_path):
     assert other.x.size(1) == learned.num_columns
     other.x = torch.randn(20, 4)
     with pytest.raises(ValueError, match="have 4 columns, and the model was trained on 3"):
-        check_columns(learned, other, "other", 0)
+        check_columns(learned, other, "other")
 
 
 def test_data_of_ones_own_have_them():

@@ -54,7 +54,7 @@ def test_nothing_is_left_of_a_download_that_arrives_damaged(bad, archive_server,
     with pytest.raises(
         ValueError,
         match=r"ogbn-proteins cannot be downloaded from http://.*proteins.zip, or arrives damaged: .*"
-        r"set data.folder=DIR to the folder that holds raw/edge.csv.gz",
+        r"set data.folder=DIR to the folder that holds raw/ and split/",
     ):
         ogb_node.download("ogbn-proteins", str(root))
     assert os.listdir(root) == []

@@ -31,7 +31,6 @@ def read(path, content=None, *, labels=None):
         ("NA null\nnan NA\n", ["NA", "nan", "null"], [(0, 2), (1, 0)]),
         ("1.5 2\n2 01\n", ["01", "1.5", "2"], [(1, 2), (2, 0)]),
         ("% part one\na b\n% b\nb %20\n", ["%", "%20", "a", "b"], [(0, 3), (2, 3), (3, 1)]),
-        ("3 2\n1 2\n2 1\n1 3\n", ["1", "2", "3"], [(0, 1), (0, 2), (1, 0), (2, 1)]),  # no METIS
         ("9" * 5000 + " 1\n", ["1", "9" * 5000], [(1, 0)]),
         ("GO;1 P1\nGO;2 P1\n", ["GO;1", "GO;2", "P1"], [(0, 2), (1, 2)]),
         ("graph\t{a\nb\t{a\n", ["b", "graph", "{a"], [(0, 2), (1, 2)]),
@@ -62,14 +61,6 @@ def test_ids_stay_what_they_are(content, names, pairs, tmp_path):
         ("a b 1\nb c\n", "column 3 of edge 2 is empty: each line has 3 columns"),
         ('a,"b\nc"\nd,e\n', r"edge 1 holds 'b\\nc': close or double"),
         ("a b\nb c d\n", "Expected 2 fields in line 2, saw 3. An adjacency list"),
-        *(
-            (text, "is a METIS graph")
-            for text in (
-                "3 3\n2 3\n1 3\n1 2\n",
-                "3 3 001\n2 5 3 6\n1 5 3 7\n1 6 2 7\n",
-                "3 1\n2\n1\n\n",
-            )
-        ),
         ("# x.py\n# GMT Fri\n#\n0 1 2\n", "is an adjacency list of networkx"),
         ("0 1 {'weight': 3}\n", "is an edge list of networkx with dicts"),
         ('Creator "x"\ngraph [\n', "is GML"),

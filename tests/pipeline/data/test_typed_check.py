@@ -65,7 +65,7 @@ BAD = {
     "another sum": (field("counts", [20, 12, 5]), "and the sum of counts must be 36"),
     "other counts": (
         field("counts", [19, 13, 4]),
-        "x: the last 3 columns of node 19 are not those of the type item",
+        "which is none of schema from ",
     ),
     "too wide": (field("widths", [3, 200, 2]), "schema: widths has 200, and x has "),
     "a type less": (

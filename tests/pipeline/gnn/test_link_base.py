@@ -41,7 +41,7 @@ SMALL = [
     "train.epochs=2",
     "task.predictor=bilinear",
 ]
-SPLIT = LinkSplit("random", 0.6, 0.2, 0, "sum", "sides")
+SPLIT = LinkSplit("random", 0.6, 0.2, 0, "sum")
 
 
 def people(num_nodes: int = 60, num_edges: int = 300):

@@ -179,9 +179,7 @@ def test_other_molecules_and_other_graphs(tmp_path):
         "model.norm=batch",
         "task.base=none",
     ]
-    config = cli.compose_config(
-        ["data=smiles", f"data.path={table}", "data.split_column=split", *options]
-    )
+    config = cli.compose_config(["data=smiles", f"data.path={table}", *options])
     train(config, tmp_path / "run")
     run = SavedRun(tmp_path / "run", config, settings(config))
     new = tmp_path / "new.csv"

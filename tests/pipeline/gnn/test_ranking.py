@@ -116,7 +116,7 @@ def shop(*, both: bool = True) -> Graph:
     rng = np.random.default_rng(3)
     edges = torch.from_numpy(np.stack([rng.integers(10, 30, 90), rng.integers(0, 10, 90)]))
     data = prepare(Graph(edge_index=edges, num_nodes=NODES), origin="shop", to_undirected=both)
-    return divide_links(data, LinkSplit("random", 0.6, 0.2, 0, "sum", "sides"), "shop")
+    return divide_links(data, LinkSplit("random", 0.6, 0.2, 0, "sum"), "shop")
 
 
 @pytest.mark.parametrize("both", [True, False])

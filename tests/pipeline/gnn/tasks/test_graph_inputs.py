@@ -39,7 +39,7 @@ def at(row, column, value):
         (
             "num-node-list",
             at(3, 0, 0),
-            r"num-node-list.csv.gz: graph 3 \(from 0\) has less than one node",
+            r"graph 3 \(from 0\) has no nodes, or less than no edge",
         ),
         (
             "num-node-list",
@@ -49,7 +49,7 @@ def at(row, column, value):
         (
             "num-edge-list",
             at(0, 0, -1),
-            "num-edge-list.csv.gz: graph 0 .from 0. has less than no edge",
+            "graph 0 .from 0. has no nodes, or less than no edge",
         ),
         (
             "edge",

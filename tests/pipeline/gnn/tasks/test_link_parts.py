@@ -44,7 +44,7 @@ def bipartite(num_left=12, num_right=9) -> Graph:
     graph = prepare_as(
         EdgesConfig(path=""), Graph(edge_index=edges, num_nodes=num_left + num_right + 1)
     )
-    return divide_links(graph, LinkSplit("random", 0.8, 0.1, 0, "log_sum", "sides"), "the graph")
+    return divide_links(graph, LinkSplit("random", 0.8, 0.1, 0, "log_sum"), "the graph")
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
