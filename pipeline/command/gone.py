@@ -125,7 +125,8 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
     for owner, name in OF_ONE:
         if values.get(owner[0]) == owner[1] and values.get(name) not in (None, 1, "auto"):
             wrong.append(name)
-    if values.get("task.name") == "link" and "data.link_negatives" not in values:
+    is_divided = values.get("task.name") == "link" and values.get("data.source") != "ogb_link"
+    if is_divided and "data.link_negatives" not in values:
         values["data.link_negatives"] = "all"  # as versions before that key drew them
         wrong.append("data.link_negatives")
     if values.get("model.learn_t") is False and values["model.aggr"] in ("softmax", "softmax_sum"):
