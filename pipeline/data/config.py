@@ -406,7 +406,7 @@ class SmilesConfig(ManyGraphsConfig):
 
     @property
     def fixed(self) -> dict[str, Any]:  # type: ignore[override]
-        """Whether the table has the split of the user belongs to it."""
+        """The keys of earlier versions, and the name of the column of the user's split, if there is one."""
         own = SPLIT_COLUMN if SPLIT_COLUMN in read_names(Path(self.path)) else None
         return {"smiles_column": SMILES_COLUMN, "skip_invalid": False, "split_column": own}
 
