@@ -63,19 +63,16 @@ def tabulate(summary: dict) -> list[tuple[str, str]]:
     )
     rows += [(name, format_score(score)) for name, score in scores.items()]
     if base := summary.get("base"):
-        network = summary["network"]
-        rows += [
-            (
-                "network alone",
-                f"valid {format_score(network['valid'])}, test {format_score(network['test'])}",
-            ),
-            (
-                "simple method",
-                f"{base['title']}: valid {format_score(base['valid'])}, test "
-                f"{format_score(base['test'])}",
-            ),
-            ("answer", summary["answer"]["text"]),
-        ]
+        network, simple = (
+            f"valid {format_score(of['valid'])}, test {format_score(of['test'])}"
+            for of in (summary["network"], base)
+        )
+        rows = [("answer", summary["answer"]["text"]), *rows]
+        # Whoever names a model of their own asks for its scores.
+        is_own = "own_model" in summary and "trials" not in summary
+        place = 0 if is_own else len(rows)
+        rows.insert(place, ("network alone", network))
+        rows.append(("simple method", f"{base['title']}: {simple}"))
     if decisions := summary.get("decisions"):
         rows += [
             (

@@ -16,6 +16,7 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn.base import label_scores
 from parallel_epochs.pipeline.gnn.base.fit import Base, apply
 from parallel_epochs.pipeline.gnn.base.folds import halves, number_groups
+from parallel_epochs.pipeline.gnn.config import FOREIGN
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
@@ -131,7 +132,8 @@ def finish(setup: "Setup", rows: Tensor, epoch: int, folder: Path) -> dict[str, 
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
     more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
-    return {**({"scores": more} if more else {}), **summarise(answer, base, base.scores)}
+    own = {"own_model": True} if setup.config.model.name in FOREIGN else {}
+    return {**own, **({"scores": more} if more else {}), **summarise(answer, base, base.scores)}
 
 
 def summarise(answer: Answer, base: Base, scores: dict[str, float]) -> dict[str, Any]:

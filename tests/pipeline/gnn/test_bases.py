@@ -22,6 +22,7 @@ from parallel_epochs.pipeline.metrics import choose_thresholds
 from parallel_epochs.pipeline.run import checkpoint
 from parallel_epochs.pipeline.run.errors import DamagedFile
 from parallel_epochs.pipeline.run.saved import SavedRun
+from parallel_epochs.pipeline.run.summary import tabulate
 from tests.helpers import building
 from tests.helpers.building import EvaluateConfig, evaluate, open_graph, predicted
 from tests.helpers.graph_toys import write_graphs
@@ -554,6 +555,8 @@ def test_a_run_that_names_no_method_begins_at_the_best_one(kind, tmp_path):
         and "scikit-learn" in summary["versions"]
     )
     assert ("candidates" in summary) == (kind not in ("own class", "graphs"))
+    shown = "network alone" if kind == "own class" else "answer"
+    assert tabulate(summary)[0][0] == shown
     saved = schema.load(tmp_path / "run" / "config.yaml")
     run = SavedRun(tmp_path / "run", saved, settings(saved))
     found = evaluate(EvaluateConfig(run=str(tmp_path / "run")))
