@@ -31,7 +31,10 @@ def write(folder: Path, label: str, output: Path, *, overwrite: bool) -> None:
     labels = guess(folder, None).labels
     tables = [("FOLDER", table) for table in heads.members(folder)]
     outputs.check("output", output, reads=tables, overwrite=overwrite)
-    label = label or _ask(labels)
+    if not label:
+        raise ValueError(
+            f"which column is to be predicted? Give label=TABLE.COLUMN, as in {', '.join(labels)}, or label=none"
+        )
     found = guess(folder, None if label == "none" else label)
     files.write_text(output, found.schema)
     run = f"runs/{folder.absolute().name}"
@@ -47,29 +50,6 @@ def write(folder: Path, label: str, output: Path, *, overwrite: bool) -> None:
             f"wrote {output}. Read it, then train and predict:\n  {words.command_of('train')} {train}\n"
             f"  {words.command_of('predict')} run={run} output=predictions.csv"
         )
-    )
-
-
-def _ask(names: list[str]) -> str:
-    """Ask which column is to be predicted.
-
-    Raises:
-        ValueError: there is no terminal to ask on.
-    """
-    if not sys.stdin.isatty():
-        raise ValueError(
-            f"which column is to be predicted? Give label=TABLE.COLUMN, as in {', '.join(names)}, or "
-            "label=none"
-        )
-    print("\n".join(f"{number:4}  {name}" for number, name in enumerate(names, 1)))
-    answer = (
-        input(
-            "Which column is to be predicted? Its number or name; nothing if there is none: "
-        ).strip()
-        or "none"
-    )
-    return (
-        names[int(answer) - 1] if answer.isdecimal() and 0 < int(answer) <= len(names) else answer
     )
 
 

@@ -184,7 +184,7 @@ class NeighborSampler:
 
 
 class GrowingSampler(NeighborSampler):
-    """Draws from a graph behind whose nodes new ones stand, each time others. The graph of both is never built.
+    """Takes parts of a graph behind whose nodes new ones stand, each time others. The graph of both is never built.
 
     Args:
         edge_index: edges of the graph, as for :class:`NeighborSampler`.
@@ -210,9 +210,8 @@ class GrowingSampler(NeighborSampler):
         with self._lock:
             self._num_neighbors = (-1,) * num_hops
             self._new = seeds.new_empty(2, 0) if new is None else new
-            if (
-                more := self._num_known + int((seeds >= self._num_known).sum()) - len(self._local)
-            ) > 0:
+            more = self._num_known + int((seeds >= self._num_known).sum()) - len(self._local)
+            if more > 0:
                 self._local = torch.cat([self._local, self._local.new_full((more,), -1)])
             return self.sample(seeds, 0)
 

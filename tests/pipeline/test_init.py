@@ -1,6 +1,5 @@
 """`parallel-epochs init`: a folder of tables, a schema, and the two commands that it names."""
 
-import io
 import shlex
 import sys
 from pathlib import Path
@@ -52,21 +51,6 @@ def test_a_schema_is_written_and_never_replaced_unless_told(shop, monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    "answer, label", [("1", "tier"), ("customers.country", "country"), ("", None)]
-)
-def test_the_label_is_asked_for_on_a_terminal(shop, monkeypatch, capsys, answer, label):
-    terminal = io.StringIO(f"{answer}\n")
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stdin", terminal)
-    call(monkeypatch, "shop")
-    assert "   1  customers.tier" in capsys.readouterr().out
-    assert (
-        yaml.safe_load((shop / "schema.yaml").read_text())["nodes"]["customers"].get("label")
-        == label
-    )
-
-
-@pytest.mark.parametrize(
     "arguments, message",
     [
         ([], "error: name one folder of tables"),
@@ -89,7 +73,6 @@ def test_the_label_is_asked_for_on_a_terminal(shop, monkeypatch, capsys, answer,
     ],
 )
 def test_wrong_arguments_are_one_line(shop, monkeypatch, arguments, message):
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
     with pytest.raises(SystemExit, match=message) as error:
         call(monkeypatch, *arguments)
     assert "\n" not in str(error.value)

@@ -119,7 +119,6 @@ class Table:
         csv: how it is written, where this is not the usual way.
         id: the column of its ids; none if there is none.
         links: the columns that name rows of others: each with the table, and the part of its values that is there.
-        near: the columns that would name rows of another table but for zeros, blanks or capital letters, and this.
     """
 
     name: str
@@ -129,7 +128,6 @@ class Table:
     csv: dict[str, str]
     id: str | None = None
     links: dict[str, tuple[str, float]] = field(default_factory=dict)
-    near: dict[str, str] = field(default_factory=dict)
 
     @property
     def noun(self) -> str:
@@ -141,15 +139,6 @@ class Table:
     def is_meant(self, column: str) -> bool:
         """Tell whether the name of a column is that of this table, as in customer_id or customerid."""
         return _noun(column) in (self.noun, f"{self.noun}id")
-
-    def hints(self) -> list[str]:
-        """Say which columns, that name no rows, would if ids were written alike."""
-        return [
-            f"{self.file}: {column} would name rows of {other} but for zeros, blanks or capital letters, as in 007 "
-            "and 7. Write the ids alike"
-            for column, other in self.near.items()
-            if column not in self.links
-        ]
 
     def choose_id(self) -> str | None:
         """Choose the column of ids by its name and its values: each row has another one."""
@@ -227,8 +216,8 @@ def guess(folder: str | Path, label: str | None) -> Guess:
     if not any(table.links for table in tables):
         raise ValueError(
             f"{folder}: no column names rows of another table, and a graph needs edges. Columns of ids "
-            f"are {', '.join(f'{table.name}.{table.id}' for table in tables if table.id) or 'none'}"
-            + "".join(f". {text}" for table in tables for text in table.hints())
+            f"are {', '.join(f'{table.name}.{table.id}' for table in tables if table.id) or 'none'}. Ids must be "
+            "written alike: 007 and 7 are two"
         )
     known = {
         f"{table.name}.{column.name}": (table, column)
@@ -401,12 +390,6 @@ def _link(db: Database, tables: list[Table], place: int, column: Column) -> None
         least = 1.0 if column.name == table.id else ALIKE if likeness > 1 else OTHERS
         if num and known >= least * num:
             found[other.name] = likeness, known / num
-        elif num and likeness > 1:
-            ours, theirs = (
-                f"ltrim(lower(trim({quote(name)})), '0')" for name in (column.name, str(other.id))
-            )
-            if _count_known(db, f"t{place}", ours, f"t{number}", theirs)[0] >= least * num:
-                table.near[column.name] = other.name
     best = [name for name, (likeness, _) in found.items() if likeness == max(found.values())[0]]
     best = [name for name in best if name not in parts] or best
     if len(best) > 1:
@@ -439,7 +422,6 @@ def _write(
     named = {name for table in tables for name, _ in table.links.values()}
     notes, nodes, edges, repeats = list[str](), ["nodes:"], ["edges:"], False
     for table in tables:
-        notes += [f"# {_escape(text)}." for text in table.hints()]
         ends = [(column, *found) for column, found in table.links.items()]
         if (
             len(ends) == 1 and table.id is None

@@ -84,17 +84,7 @@ def read_ids(path: str, name: str = "output_nodes") -> list[str]:
 
 def look_up(wanted: Sequence[str], ids: np.ndarray) -> np.ndarray:
     """Return the places of ids among those of all nodes, int64; -1 for an id that no node has."""
-    if ids.dtype == np.int64:  # without a text for each of millions
-        numbers = [int(text) for text in wanted if text.isdecimal() and len(text) < 19]
-        place = {
-            str(ids[number]): number for number in np.flatnonzero(np.isin(ids, numbers)).tolist()
-        }
-    else:
-        known = set(wanted)
-        place = {
-            text: number for number, id_ in enumerate(ids.tolist()) if (text := str(id_)) in known
-        }
-    return np.array([place.get(id_, -1) for id_ in wanted], dtype=np.int64)
+    return pd.Index([str(id_) for id_ in ids.tolist()]).get_indexer(pd.Index(wanted, dtype=object))
 
 
 def find_nodes(

@@ -116,16 +116,10 @@ def choose(run: SavedRun, new: NewDataConfig) -> dict[str, Any]:
         ValueError: they do not fit the run; the message names the key.
     """
     config, folder = run.config, run.folder
-    named = {
-        "path": new.path,
-        "folder": new.folder,
-        "schema": new.schema,
-        "nodes.path": new.nodes.path,
-        "edges.path": new.edges.path,
-        "label_table": new.label_table,
-    }
     given: dict[str, str | None] = {
-        f"data.{name}": value for name, value in named.items() if value is not None
+        f"data.{entry.name}": entry.value
+        for entry in keys.entries(new)
+        if entry.value is not None and entry.name not in ("unknown", "known_labels")
     }
     known = [f"data.{name}" for name in config.data.other_keys]
     if run.shared is not None and (missing := config.data.missing_others(given)):

@@ -30,7 +30,7 @@ from parallel_epochs.pipeline.gnn.config import GNNConfig, GNNPredictConfig
 from parallel_epochs.pipeline.gnn.contract import autocast
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.predict import new_data
-from parallel_epochs.pipeline.gnn.predict.encoder import Encoder, NewNodes, Row
+from parallel_epochs.pipeline.gnn.predict.encoder import NewNodes, Row, encode
 from parallel_epochs.pipeline.gnn.predict.ids import ids_of
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.graph.sampling import GrowingSampler
@@ -99,7 +99,7 @@ class Newcomers:
                 reason = f"its nodes have features of their edges ({source})"
         if reason is not None:
             raise ValueError(f"{run.folder} answers no new rows: {reason}")
-        known = {name: number for number, name in enumerate(ids_of(own, None))}
+        self._known = {name: number for number, name in enumerate(ids_of(own, None))}
         self._epoch = new_data.place_of(state, is_best=run.is_best)[1]
         self._thresholds = label_scores.read_thresholds(run, learned.out_channels)
         self._setup = setup = new_data.complete(
@@ -111,8 +111,9 @@ class Newcomers:
         setup.model.eval()
         setup.base = None  # its scores of all nodes
         self._data = data = copy.copy(setup.bare or setup.data)
-        encoder = Encoder(run, learned, known, has_terms=TERMS[0] in data)
-        self.columns, self.encode = encoder.columns, encoder.encode
+        from parallel_epochs.pipeline.data.tables import new_rows  # DuckDB
+
+        self.columns = new_rows.describe(cast(Any, config.data), cast(Tensor, learned.fitted))
         kept = fusion.read_kept(run)
         if kept is not None and not kept.share and not config.task.reads_base:
             kept = None  # the network answers alone
@@ -139,6 +140,12 @@ class Newcomers:
         # The network may read it at each node that the network reads.
         both = (num_hops, self._reach.num_hops)
         return sum(both) if self._reads_base else max(both)
+
+    def encode(self, rows: Sequence[Row], edges: Sequence[Row]) -> NewNodes:
+        """Encode new rows and their edges, see :func:`encoder.encode`."""
+        has_terms = TERMS[0] in self._data
+        given = self._run, self._learned, self._known, self.columns, rows, edges
+        return encode(*given, has_terms=has_terms)
 
     def predict(self, rows: Sequence[Row], edges: Sequence[Row] = ()) -> pd.DataFrame:
         """Predict new rows, as a table with the columns of ``predict output=TABLE``.

@@ -52,20 +52,8 @@ class Table:
         log.info("wrote %s to %s", self.content, path)
 
     def frame(self) -> pd.DataFrame:
-        """Return the table in memory; its probabilities lie in one block, as pandas takes its time for each column."""
-        columns = self.columns(slice(0, self.num_rows))
-        numbers = {
-            name: column
-            for name, column in columns.items()
-            if isinstance(column, np.ndarray) and column.dtype == np.float32
-        }
-        if len(numbers) < 2:
-            return pd.DataFrame(columns)
-        frame = pd.DataFrame(np.column_stack(list(numbers.values())), columns=list(numbers))
-        for place, (name, column) in enumerate(columns.items()):
-            if name not in numbers:
-                frame.insert(place, name, column)
-        return frame
+        """Return the table in memory."""
+        return pd.DataFrame(self.columns(slice(0, self.num_rows)))
 
     def _parts(self) -> Iterator[Columns]:
         size = max(1, MAX_CELLS // (self.width + 3))
