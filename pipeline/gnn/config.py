@@ -946,11 +946,6 @@ class GNNEvaluateConfig(EvaluateConfig):
         "Write the embeddings of the nodes to output too: the inputs of the model's last "
         "linear layer.",
     )
-    skip_unknown: bool = key(
-        False,
-        "Leave out the rows of output_nodes and pairs that name no node, and log how many. "
-        "Otherwise such a row is an error.",
-    )
     columns: str = key(
         "all",
         "Columns of output for classes. class: the likeliest one and its probability. top3: the "

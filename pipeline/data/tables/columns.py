@@ -2,7 +2,16 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
+from parallel_epochs.pipeline.data.base_config import (
+    DataConfig,
+    degrees,
+    featureless,
+    fraction,
+    reading,
+    reverse_relations,
+)
 from parallel_epochs.pipeline.keys import key
 
 # No table of people has more columns. A larger number is a mistake and would fill the disk.
@@ -110,15 +119,10 @@ class NodeColumns:
         below=MAX_CHANNELS,
         shapes_graph=True,
     )
-    label: str | None = key(
+    label: Any = key(
         None,
-        "Column of the labels. Texts and whole numbers are classes, other numbers are real values.",
-        shapes_graph=True,
-    )
-    labels: list[str] = key(
-        [],
-        "Several columns of labels, instead of data.nodes.label. They are binary tasks (0 and "
-        "1) or real values.",
+        "Column of the labels: texts and whole numbers are classes, other numbers real values. Or a "
+        "list of columns, which are binary tasks (0 and 1) or real values.",
         shapes_graph=True,
     )
     split_column: str | None = key(
@@ -136,9 +140,8 @@ class NodeColumns:
 
     def label_columns(self) -> list[Named]:
         """Return the key and the column of all labels."""
-        if self.label is not None:
-            return [("label", self.label)]
-        return [("labels", column) for column in self.labels]
+        names = self.label if isinstance(self.label, list) else [self.label]
+        return [("label", str(name)) for name in names if name is not None]
 
 
 @dataclass
@@ -224,20 +227,12 @@ class EdgeColumns:
         shapes_graph=True,
         hashed_if_given=True,
     )
-    label: str | None = key(
+    label: Any = key(
         None,
-        "Column of the labels of edges (task=edge). Texts and whole numbers are classes, "
-        "other numbers are real values. Each row is an edge of its own.",
+        "Column of the labels of edges, or a list of columns, as data.nodes.label (task=edge). Each "
+        "row is an edge of its own.",
         shapes_graph=True,
         hashed_if_given=True,
-    )
-    labels: list[str] = key(
-        [],
-        "Several columns of labels, instead of data.edges.label. They are binary tasks (0 and "
-        "1) or real values (task=edge).",
-        shapes_graph=True,
-        hashed_if_given=True,
-        before=[],
     )
     categories: list[str] = key(
         [],
@@ -264,7 +259,7 @@ class EdgeColumns:
     @property
     def has_labels(self) -> bool:
         """Tell whether the edges have labels."""
-        return self.label is not None or bool(self.labels)
+        return bool(self.label)
 
 
 @dataclass
@@ -284,6 +279,105 @@ class RowColumns:
         shapes_graph=True,
         hashed_if_given=True,
     )
+
+
+@dataclass
+class TableKeys(DataConfig):
+    """The keys of data=tables."""
+
+    # False for tables that a trained model predicts, whose labels are not read.
+    reads_labels = True
+    source: str = key(
+        "tables",
+        "Tables of edges and nodes: files that end in .csv, .tsv (perhaps with .gz) or .parquet.",
+        shapes_graph=True,
+    )
+    folder: str | None = key(
+        None,
+        "Folder to which the paths of the tables are relative. Default: the current folder.",
+        is_path=True,
+        names_files=True,
+    )
+    nodes: NodeColumns = field(default_factory=NodeColumns)
+    edges: EdgeColumns = field(default_factory=EdgeColumns)
+    schema: Any = key(
+        None,
+        "Schema of several tables of nodes and edges, in place of data.nodes and data.edges: a "
+        "file in YAML, or its content. nodes has the keys of data.nodes for each type of nodes; edges "
+        "has those of data.edges for each table of edges, and the types of its ends, as in {type: user, "
+        "column: user_id}.",
+    )
+    label_table: str | None = key(
+        None,
+        "Table of labels with a time for each: its columns are id, of a node, time, and label, "
+        "which this node has then. A row is predicted from what is earlier.",
+        names_files=True,
+    )
+    rows: RowColumns = field(default_factory=RowColumns)
+    reverse_relations: bool = reverse_relations()
+    featureless: str = featureless()
+    label_type: str | None = None  # task.type sets it
+    hide_labelled: bool | None = None  # true for task=edge
+    to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
+    degrees: bool = degrees(True)
+    duplicates: str = key(
+        "error",
+        "What to do with an id that several rows of the table of nodes have. error: refuse "
+        "the table. first: keep the first of these rows and log how many are left out.",
+        choices=("error", "first"),
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
+    unknown: str = key(
+        "error",
+        "What predict does with categories and relations of other tables that the training did "
+        "not see. error: refuse the table. empty: take the cell for empty and log how many.",
+        choices=("error", "empty"),
+        changes_numbers=False,
+    )
+    metric: str | None = key(
+        None,
+        "Metric of the labels. Default: rocauc for several columns of 0 and 1, and for one where less than "
+        "a quarter are 0, or 1; acc for texts and other whole numbers, rmse for other numbers.",
+        shapes_graph=True,
+    )
+    split: str | None = key(
+        None,
+        "How labelled nodes, or the links of task=link, are split. column: by "
+        "data.nodes.split_column, or data.edges.split_column. random: at random. time: the "
+        "earliest are for training. Default: column if that column is given, otherwise random.",
+        choices=("column", "random", "time"),
+        shapes_graph=True,
+    )
+    split_by: str | None = key(
+        None,
+        "Column of groups, whose rows stay in one split: of the table of nodes where it "
+        "has labels, otherwise of the table of edges (data.split=random).",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
+    time_column: str | None = key(
+        None,
+        "Column of the table of nodes that holds times, as numbers or dates (data.split=time).",
+        shapes_graph=True,
+    )
+    train_fraction: float = fraction(0.6, "training")
+    valid_fraction: float = fraction(0.2, "validation")
+    train_until: str | None = key(
+        None,
+        "Last time of training, a number or a date as in the column of times. It needs "
+        "data.valid_until, and both replace the fractions (data.split=time).",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
+    valid_until: str | None = key(
+        None,
+        "Last time of validation; what is later is for the test (data.split=time).",
+        shapes_graph=True,
+        hashed_if_given=True,
+    )
+    graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
+    reading: int = reading()
 
 
 def _named(**columns: list[str]) -> list[Named]:

@@ -5,37 +5,26 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 from parallel_epochs.pipeline.data.base_config import (
     NO_FILE,
-    DataConfig,
     check_folder,
     check_fractions,
-    degrees,
-    featureless,
-    fraction,
-    reading,
     refuse_without_labels,
-    reverse_relations,
 )
 from parallel_epochs.pipeline.data.relation import refuse_relation
 from parallel_epochs.pipeline.data.tables import schema as schemas
-from parallel_epochs.pipeline.data.tables.columns import (
-    EdgeColumns,
-    NodeColumns,
-    RowColumns,
-)
+from parallel_epochs.pipeline.data.tables.columns import TableKeys
 from parallel_epochs.pipeline.data.tables.schema import TableSchema
-from parallel_epochs.pipeline.keys import key
 from parallel_epochs.pipeline.run.errors import install_command
 
 
 @dataclass
-class TablesConfig(DataConfig):
+class TablesConfig(TableKeys):
     """Tables of edges and nodes: CSV, TSV or Parquet, with ids of any type. They may exceed memory."""
 
     is_stored: ClassVar[bool] = True
@@ -46,109 +35,17 @@ class TablesConfig(DataConfig):
         "schema",
         "label_table",
     )
-    # False for tables that a trained model predicts, whose labels are not read.
-    reads_labels = True
     fixed: ClassVar[dict[str, Any]] = {
         "dangling": "drop",
         "edges.table": None,
         "empty": "zero",
+        "nodes.labels": [],
         "nodes.table": None,
         "nodes.text_words": 1,
         "nodes.char_lengths": [2, 4],
         "nodes.tag_separator": "|",
     }
     links: ClassVar[str] = "edges"
-    source: str = key(
-        "tables",
-        "Tables of edges and nodes: files that end in .csv, .tsv (perhaps with .gz) or .parquet.",
-        shapes_graph=True,
-    )
-    folder: str | None = key(
-        None,
-        "Folder to which the paths of the tables are relative. Default: the current folder.",
-        is_path=True,
-        names_files=True,
-    )
-    nodes: NodeColumns = field(default_factory=NodeColumns)
-    edges: EdgeColumns = field(default_factory=EdgeColumns)
-    schema: Any = key(
-        None,
-        "Schema of several tables of nodes and edges, in place of data.nodes and data.edges: a "
-        "file in YAML, or its content. nodes has the keys of data.nodes for each type of nodes; edges "
-        "has those of data.edges for each table of edges, and the types of its ends, as in {type: user, "
-        "column: user_id}.",
-    )
-    label_table: str | None = key(
-        None,
-        "Table of labels with a time for each: its columns are id, of a node, time, and label, "
-        "which this node has then. A row is predicted from what is earlier.",
-        names_files=True,
-    )
-    rows: RowColumns = field(default_factory=RowColumns)
-    reverse_relations: bool = reverse_relations()
-    featureless: str = featureless()
-    label_type: str | None = None  # task.type sets it
-    hide_labelled: bool | None = None  # true for task=edge
-    to_undirected: bool = key(True, "Add the missing reverse edges.", shapes_graph=True)
-    degrees: bool = degrees(True)
-    duplicates: str = key(
-        "error",
-        "What to do with an id that several rows of the table of nodes have. error: refuse "
-        "the table. first: keep the first of these rows and log how many are left out.",
-        choices=("error", "first"),
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-    unknown: str = key(
-        "error",
-        "What predict does with categories and relations of other tables that the training did "
-        "not see. error: refuse the table. empty: take the cell for empty and log how many.",
-        choices=("error", "empty"),
-        changes_numbers=False,
-    )
-    metric: str | None = key(
-        None,
-        "Metric of the labels. Default: rocauc for several columns of 0 and 1, and for one where less than "
-        "a quarter are 0, or 1; acc for texts and other whole numbers, rmse for other numbers.",
-        shapes_graph=True,
-    )
-    split: str | None = key(
-        None,
-        "How labelled nodes, or the links of task=link, are split. column: by "
-        "data.nodes.split_column, or data.edges.split_column. random: at random. time: the "
-        "earliest are for training. Default: column if that column is given, otherwise random.",
-        choices=("column", "random", "time"),
-        shapes_graph=True,
-    )
-    split_by: str | None = key(
-        None,
-        "Column of groups, whose rows stay in one split: of the table of nodes where it "
-        "has labels, otherwise of the table of edges (data.split=random).",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-    time_column: str | None = key(
-        None,
-        "Column of the table of nodes that holds times, as numbers or dates (data.split=time).",
-        shapes_graph=True,
-    )
-    train_fraction: float = fraction(0.6, "training")
-    valid_fraction: float = fraction(0.2, "validation")
-    train_until: str | None = key(
-        None,
-        "Last time of training, a number or a date as in the column of times. It needs "
-        "data.valid_until, and both replace the fractions (data.split=time).",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-    valid_until: str | None = key(
-        None,
-        "Last time of validation; what is later is for the test (data.split=time).",
-        shapes_graph=True,
-        hashed_if_given=True,
-    )
-    graph_seed: int = key(0, "Seed of the split (data.split=random).", minimum=0, shapes_graph=True)
-    reading: int = reading()
 
     def check_others(self, given: dict[str, str | None], run: Path) -> None:
         others = self._others()

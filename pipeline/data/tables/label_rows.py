@@ -20,11 +20,11 @@ from parallel_epochs.pipeline.data.tables.columns import (
     TYPE,
     NodeColumns,
     RowTable,
+    TableKeys,
 )
 from parallel_epochs.pipeline.data.tables.schema import (
     EdgeTable,
     NodeTable,
-    Settings,
     TableSchema,
     is_made,
 )
@@ -41,7 +41,7 @@ PART, MADE = "label_rows", "label_rows.made"
 MOST_SNAPSHOTS = 16
 
 
-def make(db: Database, config: Settings, schema: TableSchema, sources: dict[str, Source]) -> None:
+def make(db: Database, config: TableKeys, schema: TableSchema, sources: dict[str, Source]) -> None:
     """Make the table :data:`MADE` of the rows: ``number``, their name, ``id`` and time, labels and summaries.
 
     Args:

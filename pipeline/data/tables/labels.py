@@ -13,7 +13,8 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.check import check_metric, check_splits
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
-from parallel_epochs.pipeline.data.tables.schema import NodeTable, Settings, is_made
+from parallel_epochs.pipeline.data.tables.columns import TableKeys
+from parallel_epochs.pipeline.data.tables.schema import NodeTable, is_made
 from parallel_epochs.pipeline.data.tables.source import LARGEST, Source, cast_label
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks, literal
 from parallel_epochs.pipeline.graph.store import StoreWriter
@@ -76,7 +77,7 @@ class Labels:
 
 def read(
     source: Source,
-    config: Settings,
+    config: TableKeys,
     table: NodeTable,
     num_nodes: int,
     known: KnownLabels | None,
@@ -286,7 +287,7 @@ def find_hidden(db: Database, labels: Labels, *, by_time: bool, is_new: bool) ->
 
 
 def _split(
-    labelled: np.ndarray, source: Source, config: Settings, table: NodeTable
+    labelled: np.ndarray, source: Source, config: TableKeys, table: NodeTable
 ) -> tuple[list[Tensor], np.ndarray | None]:
     """Divide the nodes with a label, bool [num_nodes], into masks for training, validation and test.
 

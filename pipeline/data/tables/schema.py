@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import yaml
 from omegaconf import OmegaConf
@@ -21,8 +21,8 @@ from parallel_epochs.pipeline.data.tables.columns import (
     Events,
     Named,
     NodeColumns,
-    RowColumns,
     RowTable,
+    TableKeys,
     length_of,
 )
 from parallel_epochs.pipeline.keys import meaning_of
@@ -39,7 +39,7 @@ NO_INPUTS = (
     "csv",
     "id",
     "label",
-    "labels",
+    "labels",  # of earlier versions
     "split_column",
     "max_categories",
     "source",
@@ -49,6 +49,7 @@ NO_INPUTS = (
 # Keys of tables that earlier versions had, with the values that are fixed now. Hashes count those of the first two.
 OF_EDGES: dict[str, Any] = {"table": None}
 OF_NODES = OF_EDGES | {
+    "labels": [],
     "max_categories": 256,
     "text_words": 1,
     "char_lengths": [2, 4],
@@ -59,34 +60,6 @@ UNHASHED = {"log_label": False, "quantiles": []}
 CSV = ("delim", "encoding", "decimal_separator", "thousands", "dateformat")
 # Columns that become features of nodes.
 INPUTS = ("features", "dates", "categories", "text", "text_chars", "text_tags")
-
-
-class Settings(Protocol):
-    """The keys of :class:`config.TablesConfig` that are read."""
-
-    schema: Any
-    folder: str | None
-    nodes: NodeColumns
-    edges: EdgeColumns
-    rows: RowColumns
-    label_table: str | None
-    label_type: str | None
-    metric: str | None
-    split: str | None
-    split_by: str | None
-    time_column: str | None
-    duplicates: str
-    unknown: str
-    reads_labels: bool
-    on_disk: bool
-    reading: int
-    graph_seed: int
-    train_fraction: float
-    valid_fraction: float
-
-    def origin(self) -> str: ...
-    @property
-    def until(self) -> tuple[float, float] | None: ...
 
 
 @dataclass
@@ -255,7 +228,7 @@ class _Draft:
     ends: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def read_schema(config: Settings) -> TableSchema:
+def read_schema(config: TableKeys) -> TableSchema:
     """Make the schema of a configuration. Paths in a file are relative to its folder, unless data.folder is given.
 
     Raises:
@@ -333,7 +306,7 @@ def read_schema(config: Settings) -> TableSchema:
 
 
 def _node_table(
-    config: Settings,
+    config: TableKeys,
     own: NodeColumns,
     folder: str | None,
     rows: RowTable | None,
@@ -347,7 +320,7 @@ def _node_table(
     path = None if own.path is None else _resolve(folder, own.path)
     if not is_labelled:
         features = "hashed" if own.text_features == "scores" else own.text_features
-        plain = replace(own, label=None, labels=[], split_column=None)
+        plain = replace(own, label=None, split_column=None)
         return NodeTable(replace(plain, text_features=features), path)
     labels = own.label_columns() if config.reads_labels else []
     if rows is not None:
@@ -374,7 +347,7 @@ def _resolve(folder: str | None, path: str) -> Path:
 
 def without_labels(edges: EdgeColumns) -> EdgeColumns:
     """Return the columns of a table of edges whose labels are not learned."""
-    return replace(edges, id=None, label=None, labels=[], categories=[], text=[])
+    return replace(edges, id=None, label=None, categories=[], text=[])
 
 
 def _add_labelled(draft: _Draft, name: str) -> None:
@@ -399,7 +372,6 @@ def _add_labelled(draft: _Draft, name: str) -> None:
         text=own.text,
         label=own.label,
         categories=[*([] if own.relation is None else [own.relation]), *own.categories],
-        labels=own.labels,
         split_column=own.split_column,
     )
     for end, column, kind in zip(("source", "target"), (own.source, own.target), kinds):
@@ -416,7 +388,7 @@ def _refuse_names(draft: _Draft, types: list[str], relations: list[str]) -> None
         )
 
 
-def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
+def _describe_rows(config: TableKeys, draft: _Draft) -> RowTable | None:
     """Describe the label table of a schema; none without one.
 
     Raises:
@@ -451,7 +423,7 @@ def _describe_rows(config: Settings, draft: _Draft) -> RowTable | None:
     return RowTable(entity, found, within, length)
 
 
-def _add_rows(config: Settings, draft: _Draft, rows: RowTable) -> None:
+def _add_rows(config: TableKeys, draft: _Draft, rows: RowTable) -> None:
     """Let the rows of a label table be nodes of a type, with an edge from the node that each is about."""
     _refuse_names(draft, [TYPE], [RELATION])
     path = config.label_table
@@ -469,7 +441,7 @@ def _add_rows(config: Settings, draft: _Draft, rows: RowTable) -> None:
     draft.edges[RELATION] = columns, TYPE, rows.entity
 
 
-def _read(config: Settings) -> _Draft:
+def _read(config: TableKeys) -> _Draft:
     """Read the tables of data.schema."""
     content = _load(config.schema)
     usual = {"text_features": config.nodes.text_features}
@@ -632,7 +604,7 @@ def with_paths(schema: object, others: Iterator[object]) -> dict[str, Any]:
     }
 
 
-def check_tables(config: Settings) -> None:
+def check_tables(config: TableKeys) -> None:
     """Refuse tables that are not there, and columns that they do not have or that cannot be what the keys say.
 
     Raises:
@@ -661,8 +633,8 @@ def check_tables(config: Settings) -> None:
 
 def _check(own: NodeTable | EdgeTable, part: str) -> None:
     path, columns, key = own.path, own.columns, own.key
-    for name in (*INPUTS, "labels"):
-        given = getattr(columns, name, [])
+    for name in (*INPUTS, "label"):
+        given = getattr(columns, name, None)
         if path is None and given:
             raise ValueError(f"{key}.{name}={given} needs a table of nodes: give {key}.path")
     if path is None:

@@ -124,7 +124,7 @@ class Source:
         elif kind == "VARCHAR":
             # For a bare column, the reader of CSV files would do the cast itself, and fail.
             value = f"TRY_CAST({self.plain(column)} AS DOUBLE)"
-            if option in ("label", "labels"):
+            if option == "label":
                 value = cast_label(self.plain(column))
         elif NUMBERS.match(kind):
             value = f"{name}::DOUBLE"

@@ -33,7 +33,7 @@ from parallel_epochs.pipeline.gnn.loaders.cluster import ClusterLoader
 from parallel_epochs.pipeline.gnn.loaders.pairs import PairLoader
 from parallel_epochs.pipeline.gnn.network import LinkNetwork
 from parallel_epochs.pipeline.gnn.predict import top
-from parallel_epochs.pipeline.gnn.predict.ids import ids_of as node_ids, look_up, read_texts, skip
+from parallel_epochs.pipeline.gnn.predict.ids import ids_of as node_ids, look_up, read_texts
 from parallel_epochs.pipeline.gnn.predict.table import Table
 from parallel_epochs.pipeline.gnn.tasks.link import LinkTask
 from parallel_epochs.pipeline.gnn.warm_start import learned_of
@@ -179,7 +179,6 @@ class LinkKind(Kind):
             ids_of(whole),
             "pairs" if asked.pairs is None else f"pairs={asked.pairs}",
             link_relation_of(data),
-            skips=asked.skip_unknown,
         )
 
     def tensors(self, predicted: Predicted) -> dict[str, Tensor]:
@@ -321,8 +320,6 @@ def number_pairs(
     ids: np.ndarray,
     key: str,
     own: LinkRelation | None = None,
-    *,
-    skips: bool = False,
 ) -> Int[Tensor, "num_pairs 2"]:
     """Find the nodes that a table of pairs names; those of a relation have ids that are unique within a type.
 
@@ -330,7 +327,6 @@ def number_pairs(
         table: as :func:`read_pairs` returns it.
         ids: of all nodes.
         key: that names the table, for messages.
-        skips: whether rows with ids that no node has are left out.
 
     Raises:
         ValueError: names the first id that no node has, and one that looks alike; or a row pairs a node with itself.
@@ -343,34 +339,28 @@ def number_pairs(
             for name, nodes in zip(PAIR_COLUMNS, (own.source, own.target), strict=True)
         ]
     )
-    numbers = torch.cat([_look_up(*side, key, skips=skips) for side in sides], dim=1)
-    unknown = (numbers < 0).any(1)
-    if skips:
-        skip(unknown.numpy(), key)
+    numbers = torch.cat([_look_up(*side, key) for side in sides], dim=1)
     if own is not None:
         numbers += first_nodes(own)
-    _refuse_loops(table, ((numbers[:, 0] == numbers[:, 1]) & ~unknown).numpy(), key)
-    return numbers[~unknown]
+    _refuse_loops(table, (numbers[:, 0] == numbers[:, 1]).numpy(), key)
+    return numbers
 
 
 def _look_up(
-    table: pd.DataFrame, ids: np.ndarray, whose: str, key: str, *, skips: bool
+    table: pd.DataFrame, ids: np.ndarray, whose: str, key: str
 ) -> Int[Tensor, "num_pairs num_columns"]:
     """Find the places of ids among those of some nodes.
 
     Args:
         whose: nodes these are, for messages.
-        skips: whether ids that no node has get the place -1.
     """
     numbers = np.stack([look_up(table[column].tolist(), ids) for column in table], axis=1)
     unknown = numbers < 0
-    if unknown.any() and not skips:
+    if unknown.any():
         row = int(np.argmax(unknown.any(1)))
         name = table.iloc[row, int(np.argmax(unknown[row]))]
         rows = int(unknown.any(1).sum())
-        more = (f"; {rows:,} rows name such nodes" if rows > 1 else "") + (
-            "; skip_unknown=true leaves such rows out" if key.startswith("pairs=") else ""
-        )
+        more = f"; {rows:,} rows name such nodes" if rows > 1 else ""
         raise ValueError(
             f"{key}: row {row + 1} below the header names {name!r}, which is not one of the "
             f"{len(ids):,} nodes of {whose}{suggest_name(name, list(map(str, ids)))}{more}"

@@ -68,9 +68,7 @@ class NodeKind(LabelKind):
         if given is None:
             return None if len(nodes) == data.num_nodes else torch.arange(nodes.start, nodes.stop)
         own = ids.ids_of(whole, data.get("n_id"))[nodes.start : nodes.stop]
-        return nodes.start + torch.from_numpy(
-            ids.find_nodes(given, own, asked.output_nodes, skips=asked.skip_unknown)
-        )
+        return nodes.start + torch.from_numpy(ids.find_nodes(given, own, asked.output_nodes))
 
     def describe(self, numbers: np.ndarray, data: Data, asked: GNNPredictConfig) -> Columns:
         if asked.output_type != "all":

@@ -194,15 +194,6 @@ def _check(run: SavedRun, kind: Kind, asked: GNNPredictConfig, *, is_new: bool) 
         tables.format_of("output", asked.output)
     if asked.columns != "all" and asked.output is None:
         raise ValueError(f"columns={asked.columns} is for a table of predictions. Give output=FILE")
-    if (
-        asked.skip_unknown
-        and asked.output_nodes is None
-        and asked.pairs is None
-        and asked.candidates is None
-    ):
-        raise ValueError(
-            "skip_unknown=true is for tables of ids. Give output_nodes=FILE or pairs=FILE"
-        )
     if asked.top is None and (asked.candidates is not None or not asked.filtered):
         name = "filtered=false" if asked.candidates is None else f"candidates={asked.candidates}"
         raise ValueError(

@@ -14,7 +14,6 @@ from parallel_epochs.pipeline.data.columns import open_unzipped
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.run import files, tables
 from parallel_epochs.pipeline.run.errors import one_line
-from parallel_epochs.pipeline.run.words import count
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,6 @@ def find_nodes(
     ids: np.ndarray,
     path: str | None,
     *,
-    skips: bool = False,
     name: str = "output_nodes",
     whose: str = "the run",
 ) -> np.ndarray:
@@ -101,7 +99,6 @@ def find_nodes(
     Args:
         ids: of all nodes.
         path: of the table that lists the wanted ones, for messages.
-        skips: whether ids that no node has are left out.
         name: of the key that names the table, for messages.
         whose: nodes these are, for messages.
 
@@ -110,38 +107,13 @@ def find_nodes(
     """
     places = look_up(wanted, ids)
     unknown = places < 0
-    if skips:
-        return places[~skip(unknown, f"{name}={path}")]
     if unknown.any():
-        row, key, more = int(np.argmax(unknown)), name, ""
-        if path is not None:
-            key, more = f"{name}={path}", "; skip_unknown=true leaves such rows out"
+        row, key = int(np.argmax(unknown)), name if path is None else f"{name}={path}"
         raise ValueError(
             f"{key}: no node has the {ID} {wanted[row]!r} of row {row + 1}; the {len(ids):,} nodes of "
-            f"{whose} are called {', '.join(map(str, ids[:3]))}, ...{more}"
+            f"{whose} are called {', '.join(map(str, ids[:3]))}, ..."
         )
     return places
-
-
-def skip(unknown: np.ndarray, key: str) -> np.ndarray:
-    """Log how many rows are left out because they name no node, and return these rows.
-
-    Args:
-        unknown: which they are, bool [num_rows].
-        key: names the table in messages.
-
-    Raises:
-        ValueError: no row is left.
-    """
-    if unknown.all():
-        raise ValueError(f"{key}: none of the {len(unknown):,} rows names a node of the run")
-    if unknown.any():
-        log.info(
-            "%s: %s left out: they name no node of the run (skip_unknown=true)",
-            key,
-            count(int(unknown.sum()), "row"),
-        )
-    return unknown
 
 
 def ids_of(data: Data, n_id: Tensor | None) -> np.ndarray:

@@ -110,7 +110,6 @@ def find(given: Asked, links: Links, ids: np.ndarray, asked: GNNPredictConfig) -
             "target",
             asked.candidates,
             "candidates",
-            skips=asked.skip_unknown,
         )
         directions = [
             Direction(one.sources, one.candidates[torch.isin(one.candidates, chosen)])
@@ -131,9 +130,7 @@ def find(given: Asked, links: Links, ids: np.ndarray, asked: GNNPredictConfig) -
             if asked.output_nodes is None
             else ("output_nodes", f"output_nodes={asked.output_nodes}")
         )
-        sources = _numbers(
-            given.sources, ids, own, "source", asked.output_nodes, name, skips=asked.skip_unknown
-        )
+        sources = _numbers(given.sources, ids, own, "source", asked.output_nodes, name)
         has_side = torch.isin(sources, torch.cat([one.sources for one in directions]))
         if not bool(has_side.any()):
             raise ValueError(
@@ -165,15 +162,13 @@ def _numbers(
     end: str,
     path: str | None,
     name: str,
-    *,
-    skips: bool,
 ) -> Int[Tensor, " num_found"]:
     """Return the numbers of nodes with some ids, among those at one end of a relation if there is one."""
     nodes, whose = range(len(ids)), "the run"
     if own is not None:
         nodes, whose = getattr(own, end), f"the type of the {end}s of {own.name}"
     return nodes.start + torch.from_numpy(
-        find_nodes(wanted, ids[nodes.start : nodes.stop], path, skips=skips, name=name, whose=whose)
+        find_nodes(wanted, ids[nodes.start : nodes.stop], path, name=name, whose=whose)
     )
 
 

@@ -43,19 +43,6 @@ def test_rows_keep_their_order_and_ids(ending, tmp_path):
     ]
 
 
-def test_rows_that_name_no_node_are_left_out_on_request(tmp_path, caplog):
-    caplog.set_level("INFO")
-    path = tmp_path / "asked.csv"
-    path.write_text("source,target\nada,evee\nada,bob\nx,y\n")
-    assert number_pairs(read_pairs(str(path)), IDS, f"pairs={path}", skips=True).tolist() == [
-        [0, 1]
-    ]
-    assert "asked.csv: 2 rows left out: they name no node of the run" in caplog.text
-    path.write_text("source,target\nada,evee\n")
-    with pytest.raises(ValueError, match="none of the 1 rows names a node of the run"):
-        number_pairs(read_pairs(str(path)), IDS, f"pairs={path}", skips=True)
-
-
 @pytest.mark.parametrize(
     "content, error",
     [

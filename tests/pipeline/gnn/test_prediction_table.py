@@ -129,14 +129,13 @@ def test_a_table_says_what_the_logits_say(ending, run, tmp_path):
 
 @pytest.mark.parametrize("columns", ["class", "top3"])
 def test_likeliest_classes_and_their_probabilities(columns, run, tmp_path):
-    (tmp_path / "ids.csv").write_text("id\n7\nnobody\n3\n")
+    (tmp_path / "ids.csv").write_text("id\n7\n3\n")
     predict(run, output=tmp_path / "all.csv")
     predict(
         run,
         output=tmp_path / "some.csv",
         output_nodes=tmp_path / "ids.csv",
         columns=columns,
-        skip_unknown=True,
     )
     whole, some = pd.read_csv(tmp_path / "all.csv").loc[[7, 3]], pd.read_csv(tmp_path / "some.csv")
     scores = whole.filter(like="probability").to_numpy()
@@ -389,10 +388,6 @@ WRONG = [
     (
         dict(predictions="a.pt", columns="class"),
         "columns=class is for a table of predictions. Give output=FILE",
-    ),
-    (
-        dict(output="a.csv", skip_unknown=True),
-        "skip_unknown=true is for tables of ids. Give output_nodes=FILE",
     ),
     (dict(output="a.csv", output_nodes="no.csv"), "output_nodes=no.csv does not exist"),
     (dict(output="a.csv", output_nodes="ids.txt"), "output_nodes=ids.txt: tables are one of"),

@@ -140,10 +140,6 @@ def test_sources_keep_their_order_and_may_be_of_the_other_side(bought, tmp_path)
         ),
         (dict(top=2, candidates="empty.csv"), "candidates=empty.csv has a header, but no rows"),
         (
-            dict(top=2, candidates="strange.csv", skip_unknown=True),
-            "candidates=strange.csv: none of the 1 rows names a node",
-        ),
-        (
             dict(candidates="x.csv"),
             "candidates=x.csv is for the likeliest targets of each source. Give top=K",
         ),

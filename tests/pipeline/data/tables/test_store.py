@@ -552,12 +552,11 @@ def test_kinds_of_labels(tmp_path, rows, columns, metric, y):
     names, cells = columns.split(","), rows.replace("_", "").split(" ")
     splits = ["train", "train", "train", "val", ""]
     lines = [f"id,{columns},split", *map(",".join, zip("abcde", cells, splits)), ""]
-    labels = {"labels": names} if len(names) > 1 else {"label": "a"}
     config = small(
         tmp_path,
         "\n".join(lines),
         "source,target,p\na,b,1\n",
-        {"path": "nodes.csv", "split_column": "split", **labels},
+        {"path": "nodes.csv", "split_column": "split", "label": names if len(names) > 1 else "a"},
     )
     data = load(tmp_path, config)
     expected = [[float(cell) for cell in row.split(",")] for row in y.split()]
