@@ -25,6 +25,8 @@ TYPE, RELATION, ROWS, TIME = "label", "label_source", "#label", "#time"
 SECONDS = {"": 1, "s": 1, "h": 3_600, "d": 86_400, "w": 604_800}
 # Events of an entity are summarised over so many spans before a row, and so many of the latest ones.
 SPANS, LATEST = (1, 4, 16), (3, 10)
+# The name of a column, or a list of them; OmegaConf knows no union of both.
+Label = Any
 # A column and the key that names it.
 Named = tuple[str, str]
 
@@ -119,7 +121,7 @@ class NodeColumns:
         below=MAX_CHANNELS,
         shapes_graph=True,
     )
-    label: Any = key(
+    label: Label = key(
         None,
         "Column of the labels: texts and whole numbers are classes, other numbers real values. Or a "
         "list of columns, which are binary tasks (0 and 1) or real values.",
@@ -227,7 +229,7 @@ class EdgeColumns:
         shapes_graph=True,
         hashed_if_given=True,
     )
-    label: Any = key(
+    label: Label = key(
         None,
         "Column of the labels of edges, or a list of columns, as data.nodes.label (task=edge). Each "
         "row is an edge of its own.",

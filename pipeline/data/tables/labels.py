@@ -13,8 +13,7 @@ from torch import Tensor
 from parallel_epochs.pipeline.data.check import check_metric, check_splits
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
 from parallel_epochs.pipeline.data.splits import divide, shuffle, shuffle_groups
-from parallel_epochs.pipeline.data.tables.columns import TableKeys
-from parallel_epochs.pipeline.data.tables.schema import NodeTable, is_made
+from parallel_epochs.pipeline.data.tables.schema import NodeTable, TableKeys, is_made
 from parallel_epochs.pipeline.data.tables.source import LARGEST, Source, cast_label
 from parallel_epochs.pipeline.data.tables.sql import Database, blocks, literal
 from parallel_epochs.pipeline.graph.store import StoreWriter

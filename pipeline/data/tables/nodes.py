@@ -11,12 +11,11 @@ import scipy.sparse as sp
 import torch
 
 from parallel_epochs.pipeline.data.tables import labels as tables_labels
-from parallel_epochs.pipeline.data.tables.columns import TableKeys
 from parallel_epochs.pipeline.data.tables.fitted import Columns
 from parallel_epochs.pipeline.data.tables.groups import find_groups
 from parallel_epochs.pipeline.data.tables.label_rows import open_table
 from parallel_epochs.pipeline.data.tables.labels import KnownLabels, Labels
-from parallel_epochs.pipeline.data.tables.schema import NodeTable, is_made
+from parallel_epochs.pipeline.data.tables.schema import NodeTable, TableKeys, is_made
 from parallel_epochs.pipeline.data.tables.scores import (
     MAX_NODES,
     TextScores,
