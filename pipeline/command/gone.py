@@ -11,7 +11,6 @@ KEYS: dict[str, tuple] = {
     "data.header": (None,),
     "data.laplacian": (None,),
     "data.link_negatives": ("sides",),
-    "data.mask_column": (None,),
     "data.min_component_size": (100,),
     "data.nodes.char_lengths": ([2, 4],),
     "data.nodes.labels": ([],),

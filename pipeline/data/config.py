@@ -240,12 +240,18 @@ class FileConfig(DataConfig):
 
     links: ClassVar[str] = "edges"
     other_keys: ClassVar[tuple[str, ...]] = ("path",)
-    fixed: ClassVar[dict[str, Any]] = {"mask_column": None, "time_column": None}
+    fixed: ClassVar[dict[str, Any]] = {"time_column": None}
     source: str = key(
         "file", "File with a torch_geometric Data that torch.save wrote.", shapes_graph=True
     )
     path: str = key(..., "Path of the file.", is_path=True, names_files=True)
     degrees: bool = degrees(True)
+    mask_column: int | None = key(
+        None,
+        "Column of the masks to use, counted from 0, if they have several.",
+        minimum=0,
+        shapes_graph=True,
+    )
     split: str | None = key(
         None,
         "How labelled nodes or edges, or the links of task=link, are split. random: at random. "

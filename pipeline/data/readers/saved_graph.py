@@ -184,7 +184,7 @@ def _read_saved(path: str, saved: dict, config: FileConfig, *, needs_labels: boo
                 f"there is no {', '.join(missing)}; it has {', '.join(saved) or 'nothing'}. Add what is "
                 "missing"
             )
-        data = as_data(saved)
+        data = as_data(saved, config.mask_column)
         if all(isinstance(saved.get(key), Tensor) for key in NAMES):
             check_names(saved["names"], saved["names_ptr"], data.num_nodes)
             data.update({key: saved[key] for key in NAMES})
@@ -350,7 +350,7 @@ def _num_graphs(saved: tuple | list) -> int:
     return len(saved)
 
 
-def as_data(saved: dict) -> Graph:
+def as_data(saved: dict, mask_column: int | None = None) -> Graph:
     """Make a graph of its attributes, whose sizes are checked later.
 
     Raises:
@@ -377,7 +377,7 @@ def as_data(saved: dict) -> Graph:
     metric = saved.get("metric", "rocauc" if y.size(1) > 1 or y.is_floating_point() else "acc")
     if not isinstance(metric, str) or metric not in METRICS:
         raise ValueError(f"the metric is {shown(metric)}; choose one of {', '.join(METRICS)}")
-    tensors |= {mask: _as_mask(mask, tensors[mask]) for mask in MASKS}
+    tensors |= {mask: _as_mask(mask, tensors[mask], mask_column) for mask in MASKS}
     if metric not in CLASS_METRICS:
         tensors["y"] = as_float32("y", y)
     return Graph(num_nodes=num_nodes, metric=metric, **tensors)
@@ -402,13 +402,15 @@ def _num_nodes(saved: dict, tensors: dict[str, Tensor]) -> int:
     return rows
 
 
-def _as_mask(key: str, value: Tensor) -> Tensor:
-    """Turn a mask of 0 and 1, or of one column, into a mask of bool."""
-    if value.dim() == 2 and value.size(1) > 1:
-        raise ValueError(
-            f"{key} has {value.size(1)} columns, one for each split: save the one to train on, as "
-            f"{key}[:, 0]"
-        )
+def _as_mask(key: str, value: Tensor, column: int | None) -> Tensor:
+    """Turn a mask of 0 and 1, or a column of several, into a mask of bool."""
+    if value.dim() == 2 and value.size(1):
+        last = value.size(1) - 1
+        if last and (column is None or column > last):
+            raise ValueError(
+                f"{key} has {last + 1} columns, one for each split: choose one with data.mask_column=0 to {last}"
+            )
+        value = value[:, column if last else 0]
     if value.dtype != torch.bool and not bool(((value == 0) | (value == 1)).all()):
         raise ValueError(f"{key} must hold true or false for each node, not other numbers")
-    return (value[:, 0] if value.dim() == 2 and value.size(1) else value).bool()
+    return value.bool()

@@ -640,7 +640,7 @@ GRAPHS = [
     ),
     (
         ring(train_mask=TEN),
-        ": train_mask has 10 columns, one for each split: save the one to train on, as train_mask[:, 0]",
+        ": train_mask has 10 columns, one for each split: choose one with data.mask_column=0 to 9",
     ),
     (
         ring(valid_mask=TEN.unsqueeze(2)),

@@ -11,6 +11,7 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 from parallel_epochs.pipeline.data.config import FileConfig
 from parallel_epochs.pipeline.data.readers import saved_graph as file
+from parallel_epochs.pipeline.names import MASKS
 
 
 def graph() -> Data:
@@ -98,6 +99,15 @@ def test_its_graph_is_read(name, tmp_path):
     torch.save(OBJECTS[name], tmp_path / "graph.pt")
     data = read(tmp_path / "graph.pt", needs_labels=False)
     assert data.x.size(0) == data.num_nodes and data.edge_index.size(0) == 2
+
+
+def test_a_column_of_masks_is_one_of_several_splits(tmp_path):
+    data, masks = graph(), torch.eye(3, dtype=torch.bool).repeat(2, 1)
+    data.update(dict(zip(MASKS, (masks, masks.roll(1, 1), masks.roll(2, 1)))))
+    torch.save(data, tmp_path / "graph.pt")
+    assert torch.equal(read(tmp_path / "graph.pt", mask_column=1).valid_mask, masks[:, 0])
+    with pytest.raises(ValueError, match="has 3 columns.*data.mask_column=0 to 2"):
+        read(tmp_path / "graph.pt", mask_column=3)
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
