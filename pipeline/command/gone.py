@@ -31,7 +31,6 @@ KEYS: dict[str, tuple] = {
     "data.events.count": (None,),
     "data.events.of": ("source",),
     "data.events.within": (None,),
-    "data.label": (None,),
     "data.memory_limit": (),
     "data.rows.id": ("id",),
     "data.rows.label": ("label",),

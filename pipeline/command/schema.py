@@ -237,6 +237,7 @@ def to_object(
             ", ".join(f"{name}={value}" for name, value in [*left_out.items(), *odd.items()]),
         )
     config = keys.replaced(config, {name: read[name] for name in odd})
+    config = dataclasses.replace(config, data=config.data.completed())
     config = config if is_saved else config.read_as(typed)
     config.check()
     return keys.expand_paths(config)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from parallel_epochs.pipeline.keys import entries, key
 from parallel_epochs.pipeline.run import files
@@ -113,6 +113,10 @@ class DataConfig:
             (entry.value for entry in entries(self) if entry.meaning.names_files and entry.value),
             f"data={self.source}",
         )
+
+    def completed(self) -> Self:
+        """Return the configuration with other keys in the place of those that stand for several."""
+        return self
 
     def check(self) -> None:
         """Refuse a dataset whose files are missing or whose sizes are impossible.

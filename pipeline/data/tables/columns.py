@@ -300,6 +300,11 @@ class TableKeys(DataConfig):
         is_path=True,
         names_files=True,
     )
+    label: str | None = key(
+        None,
+        "Column of the labels, as TABLE.COLUMN. A schema of the tables in data.folder is "
+        "guessed, in place of data.schema. `parallel-epochs init` writes it to a file.",
+    )
     nodes: NodeColumns = field(default_factory=NodeColumns)
     edges: EdgeColumns = field(default_factory=EdgeColumns)
     schema: Any = key(

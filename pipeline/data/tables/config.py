@@ -5,10 +5,12 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
+
+import yaml
 
 from parallel_epochs.pipeline.data.base_config import (
     NO_FILE,
@@ -147,6 +149,32 @@ class TablesConfig(TableKeys):
     def may_have_text_scores(self) -> bool:
         return any(own.columns.text_features == "scores" for own in self.tables.nodes.values())
 
+    def completed(self) -> "TablesConfig":
+        """Return the configuration with a guessed schema in place of data.label.
+
+        Raises:
+            ValueError: no folder is given, or something else names tables, too.
+        """
+        if self.label is None:
+            return self
+        check_packages()
+        named = (self.schema, self.nodes.path, self.edges.path)
+        if self.folder is None or any(value is not None for value in named):
+            raise ValueError(
+                f"data.label={self.label} guesses a schema of the tables in data.folder. Give data.folder, "
+                "and leave data.schema, data.nodes.path and data.edges.path out"
+            )
+        from parallel_epochs.pipeline.data.tables.guess import guess  # imports torch
+
+        found = guess(self.folder, self.label)
+        return replace(
+            self,
+            label=None,
+            schema=yaml.safe_load(found.schema),
+            metric=self.metric or found.keys.get("data.metric"),
+            duplicates=found.keys.get("data.duplicates", self.duplicates),
+        )
+
     def check(self) -> None:
         check_packages()
         if self.folder is not None:
@@ -225,8 +253,8 @@ class TablesConfig(TableKeys):
         if tables.labelled is None:
             refuse_without_labels(
                 str(self.nodes.path or self.origin()),
-                "name their column by data.nodes.label, or by label below its type of nodes in "
-                "data.schema",
+                "name their column by data.nodes.label, by data.label, or by label below its type of "
+                "nodes in data.schema",
             )
 
     def check_links(self, relation: object = None) -> None:

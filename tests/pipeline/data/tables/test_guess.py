@@ -11,6 +11,7 @@ import yaml
 from parallel_epochs.pipeline.data import cache
 from parallel_epochs.pipeline.data.tables.config import TablesConfig
 from parallel_epochs.pipeline.data.tables.guess import guess
+from tests.helpers.composing import compose_config
 
 COUNTRIES = ("DE", "FR", "US")
 LINES = {
@@ -338,3 +339,19 @@ def test_two_tables_of_a_name_are_refused(tmp_path):
     (tmp_path / "twice" / "users.tsv").write_text("id\n1")
     with pytest.raises(ValueError, match="users.csv and users.tsv are tables of the same name"):
         guess(tmp_path / "twice", None)
+
+
+def test_a_label_alone_composes_the_guessed_schema(shop):
+    config = compose_config(("data=tables", f"data.folder={shop}", "data.label=customers.tier"))
+    assert config.data.label is None and config.data.schema == yaml.safe_load(
+        guess(shop, "customers.tier").schema
+    )
+    config.data.check()
+
+
+@pytest.mark.parametrize("keys", [[], ["data.folder=.", "data.edges.path=x.csv"]])
+def test_a_label_does_not_go_with_other_tables(keys):
+    with pytest.raises(
+        ValueError, match="data.label=a.b guesses a schema .* and leave data.schema"
+    ):
+        compose_config(("data=tables", "data.label=a.b", *keys))
