@@ -101,16 +101,29 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
         ValueError: even the most clusters take more; the message says what is too large.
     """
     setup = max(setups, key=lambda setup: setup.data.num_nodes)
-    config, machine = setup.config, machine_of(setup.config)
+    config = setup.config
     is_whole = config.partition.num_clusters == 1 or (
         config.partition.is_random
         and config.partition.clusters_per_step == config.parallel.num_ranks == 1
         and setup.data.num_edges <= MOST_WHOLE_EDGES
     )
     fewest = 1 if is_whole else min(NUM_PARTS, setup.data.num_nodes)
-    if not is_known(setup):
-        return fewest
-    found = measure(setup)
+    least = _fit(setup) if is_known(setup) else 1
+    chosen = max(least, fewest)
+    what = "the whole graph" if chosen == 1 else f"{chosen:,} clusters"
+    if chosen > 1 and config.partition.is_random:
+        what += f", which keep about {1 / chosen:.0%} of the edges,"
+    why = f"for {machine_of(config).describe_budget()}"
+    if least < fewest:
+        why = "so that an epoch has several steps (partition=whole keeps all edges)"
+    if type(setup.loader) is ClusterLoader:
+        log.info("partition.num_parts=auto: %s %s", what, why)
+    return chosen
+
+
+def _fit(setup: Setup) -> int:
+    """Return the fewest clusters that memory holds."""
+    found, machine = measure(setup), machine_of(setup.config)
     # Two nodes to a cluster: batch norm needs them.
     most = max(setup.data.num_nodes // (2 * found.clusters_per_step), 1)
     least = 1 + bisect.bisect_left(
@@ -121,12 +134,7 @@ def choose_num_parts(setups: Sequence[Setup]) -> int:
             f"partition.num_parts=auto: {machine.describe_budget()} is too little: even clusters of two "
             f"nodes take {format_bytes(found.total(most))} a rank"
         )
-    chosen = max(least, fewest)
-    what = "the whole graph" if chosen == 1 else f"{chosen:,} clusters"
-    if chosen > 1 and config.partition.is_random:
-        what += f", which keep about {1 / chosen:.0%} of the edges,"
-    log.info("partition.num_parts=auto: %s for %s", what, machine.describe_budget())
-    return chosen
+    return least
 
 
 def describe(setup: Setup) -> str:

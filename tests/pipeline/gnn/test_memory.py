@@ -223,7 +223,8 @@ def test_ranks_train_with_the_number_that_was_chosen(tmp_path):
     status, output = finish(arguments, tmp_path / "run", tmp_path / "cache")
     assert (
         status == 0
-        and "partition.num_parts=auto: 4 clusters, which keep about 25% of the edges, for" in output
+        and "partition.num_parts=auto: 4 clusters, which keep about 25% of the edges, so that"
+        in output
     )
     assert finish([AUTO, "train.epochs=6"], tmp_path / "run", tmp_path / "cache")[0] == 0
     assert summary_of(tmp_path / "run")["data_epochs"] == 6
