@@ -126,8 +126,9 @@ def leave_out(values: dict[str, Any]) -> dict[str, Any]:
         if values.get(owner[0]) == owner[1] and values.get(name) not in (None, 1, "auto"):
             wrong.append(name)
     is_divided = values.get("task.name") == "link" and values.get("data.source") != "ogb_link"
-    if is_divided and "data.link_negatives" not in values:
-        values["data.link_negatives"] = "all"  # as versions before that key drew them
+    # Versions without that key drew pairs of any two nodes; train.last_lr tells their runs from those of today.
+    if is_divided and "data.link_negatives" not in values and "train.last_lr" in values:
+        values["data.link_negatives"] = "all"
         wrong.append("data.link_negatives")
     if values.get("model.learn_t") is False and values["model.aggr"] in ("softmax", "softmax_sum"):
         wrong.append("model.learn_t")

@@ -192,11 +192,10 @@ def read_rows(path: Path, names: Collection[str]) -> list[tuple[int, list[str]]]
         for number, line in enumerate(read_lines(path), start=1)
         if line and not line.startswith(COMMENTS)
     }
-    mark = max(
-        ("\t", ",", ";", " "),
-        key=lambda mark: sum(_split_row(line, mark)[0] in names for line in lines.values()),
-    )
-    return [(number, _split_row(line, mark)) for number, line in lines.items()]
+    ways = [[_split_row(line, mark) for line in lines.values()] for mark in ("\t", ",", ";", " ")]
+    # Where no id is known, the separator that most lines have.
+    best = max(ways, key=lambda rows: (sum(row[0] in names for row in rows), sum(map(len, rows))))
+    return list(zip(lines, best, strict=True))
 
 
 def _split_row(line: str, mark: str) -> list[str]:

@@ -40,6 +40,8 @@ def test_a_schema_is_written_and_never_replaced_unless_told(shop, monkeypatch, c
         "data=tables data.schema=shop/schema.yaml hydra.run.dir=runs/shop"
         in capsys.readouterr().out
     )
+    with (shop / "schema.yaml").open("a") as file:
+        file.write("# mine\n")
     with pytest.raises(
         SystemExit, match="error: output=shop/schema.yaml exists, .* or overwrite=true"
     ):

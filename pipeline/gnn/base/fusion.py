@@ -132,7 +132,9 @@ def finish(setup: "Setup", rows: Tensor, epoch: int, folder: Path) -> dict[str, 
     label_scores.write(setup, setup.model, rows, epoch, folder)
     log.info("answer: %s", answer)
     more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
-    own = {"own_model": True} if setup.config.model.name in FOREIGN else {}
+    # The default network of whole graphs is PyG's, too.
+    is_own = setup.config.model.name in FOREIGN and setup.kind.is_one_graph
+    own = {"own_model": True} if is_own else {}
     return {**own, **({"scores": more} if more else {}), **summarise(answer, base, base.scores)}
 
 

@@ -157,9 +157,9 @@ def test_resuming_another_configuration_names_the_keys(configure, tmp_path):
         resolve(configure(f"resume={folder}", "partition=metis"), folder)
     with pytest.raises(
         ValueError,
-        match=r"data=synthetic_proteins and model=deepergcn, which have no data.num_neigh",
+        match=r"data=synthetic_proteins and model=deepergcn, which have no data.train_fraction",
     ):
-        resolve(configure(f"resume={folder}", "data=digits", "data.num_neighbors=3"), folder)
+        resolve(configure(f"resume={folder}", "data=digits", "data.train_fraction=0.5"), folder)
     assert resolve(configure(*TOY), folder) == configure(*TOY)  # nothing is lost yet
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "last.pt").touch()

@@ -92,14 +92,8 @@ CASES = {
     "METIS, undirected": (dict(), ["partition=metis", "data.to_undirected=true"]),
 }
 
-# What a case with several of these shows as well.
-REPEATED = ("hops",)
 
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else []) for name in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_the_training_graph_as_new_data_gives_the_same_bits(name, tmp_path):
     options, overrides = CASES[name]
     data = graph(**options)
@@ -120,17 +114,9 @@ def test_the_training_graph_as_new_data_gives_the_same_bits(name, tmp_path):
         assert torch.equal(logits(run), logits(run, again))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "logarithms of sums",
-        "hops",
-        "hops of species",
-    ],
-)
-def test_what_is_added_later_changes_nothing_elsewhere(name, tmp_path):
+def test_what_is_added_later_changes_nothing_elsewhere(tmp_path):
     """Means and deviations are those of the training: nodes that new ones do not touch keep their predictions."""
-    options, overrides = CASES[name]
+    options, overrides = CASES["logarithms of sums"]
     old = graph(**options)
     run = trained(tmp_path, old, *overrides, "evaluation=exact")
     added = graph(20, 90, seed=1, **options, masks=False)

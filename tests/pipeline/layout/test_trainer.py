@@ -435,7 +435,7 @@ def test_saved_vectors_are_laid_out(folder, configure, tmp_path):
         tmp_path / "run",
     )
     graphs = []
-    for ending in ("pt", "txt", "parquet"):
+    for ending in ("txt", "parquet"):
         path = tmp_path / f"nodes.{ending}"
         building.predict(EvaluateConfig(run=str(tmp_path / "run"), predictions=str(path)))
         config = configure(

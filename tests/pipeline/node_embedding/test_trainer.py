@@ -304,7 +304,7 @@ def test_ids_are_in_the_order_of_numbers_and_weights_add_up(tmp_path):
 
 def test_labels_of_some_nodes(tmp_path, caplog):
     table = write(tmp_path / "e.txt", "a b\nb c\nc d\n")
-    labels = write(tmp_path / "l.txt", "a 10 2\nc,2\nnobody 3\n")
+    labels = write(tmp_path / "l.txt", "a 10 2\nc 2\nnobody 3\n")
     data = read(table, labels)
     assert data.y[[0, 2]].tolist() == [[1, 1], [1, 0]] and data.y[[1, 3]].isnan().all()
     assert (
