@@ -157,7 +157,6 @@ def main() -> None:
             outputs.check(
                 "FILE",
                 options.file,
-                ours=lambda header: b"weights_sha256" in header.start,
                 overwrite=options.overwrite,
                 way_out="--overwrite",
             )

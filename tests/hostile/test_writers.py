@@ -157,11 +157,6 @@ CASES = [
         "command reads (data.path=edges.tsv). Give another name",
     ),
     Case(
-        "cosines on the pairs",
-        P + "walks pairs=pairs.pt predictions=pairs.pt overwrite=true",
-        reads("predictions=pairs.pt", "pairs=pairs.pt"),
-    ),
-    Case(
         "answers on the questions",
         P + "kg triples=asked.txt predictions=asked.txt overwrite=true",
         reads("predictions=asked.txt", "triples=asked.txt"),

@@ -334,9 +334,9 @@ LATER = [
     ),
     (
         TRAIN,
-        "resume=run data=digits data.num_neighbors=3",
+        "resume=run data=digits data.train_fraction=0.5",
         "<*>/run was trained with trainer=gnn and data=synthetic_proteins and model=deepergcn, which have no "
-        "data.num_neighbors",
+        "data.train_fraction",
     ),
     (
         TRAIN,
