@@ -259,8 +259,8 @@ CASES = [
         untrusted("<*>theirs/config.yaml", "tests.helpers.nets.Net", "tracker.path"),
         their_run(
             lambda config: re.sub(
-                r"tracker:\n  name: none\n(.*)\n  path: null",
-                r"tracker:\n  name: custom\n\1\n  path: tests.helpers.nets.Net",
+                r"tracker:\n  name: none\n  path: null",
+                r"tracker:\n  name: custom\n  path: tests.helpers.nets.Net",
                 config,
             )
         ),
