@@ -487,8 +487,8 @@ class TriplesConfig(DataConfig):
     )
     folder: str = key(
         ...,
-        "Folder with train.txt, valid.txt and test.txt. The files may also end in .tsv, .del or .csv, "
-        "and be compressed (.gz).",
+        "Folder with train.txt, valid.txt and test.txt, or a .tar.gz of them. The files may also "
+        "end in .tsv, .del or .csv, and be compressed (.gz).",
         is_path=True,
         names_files=True,
     )
@@ -496,7 +496,11 @@ class TriplesConfig(DataConfig):
 
     def check(self) -> None:
         refuse_changes(self, "triples")
-        check_folder(self.folder)
+        if not Path(self.folder).is_dir() and not files.is_there(Path(self.folder)):
+            raise ValueError(
+                f"data.folder={self.folder} does not exist. Give a folder with train.txt, valid.txt and "
+                "test.txt, or a .tar.gz of them"
+            )
 
 
 @dataclass

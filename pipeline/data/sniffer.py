@@ -193,9 +193,10 @@ def read_rows(path: Path, names: Collection[str]) -> list[tuple[int, list[str]]]
         if line and not line.startswith(COMMENTS)
     }
     ways = [[_split_row(line, mark) for line in lines.values()] for mark in ("\t", ",", ";", " ")]
-    # Where no id is known, the separator that most lines have.
-    best = max(ways, key=lambda rows: (sum(row[0] in names for row in rows), sum(map(len, rows))))
-    return list(zip(lines, best, strict=True))
+    known = [sum(row[0] in names for row in rows) for rows in ways]
+    # Where no id is known, the separator of the most cells.
+    counts = known if any(known) else [sum(map(len, rows)) for rows in ways]
+    return list(zip(lines, ways[counts.index(max(counts))], strict=True))
 
 
 def _split_row(line: str, mark: str) -> list[str]:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,8 @@ def write_data(folder: Path) -> None:
         (folder / "kg" / f"{split}.txt").write_text(
             "".join(f"{a}\tr{a % 2}\t{b}\n" for a, b in ENDS[number::3])
         )
+    with tarfile.open(folder / "kg.tar.gz", "w:gz") as archive:
+        archive.add(folder / "kg", "kg")
     for number in range(12):
         one = {key: value for key, value in graph_of(5).items() if key in ("edge_index", "x")}
         torch.save({**one, "y": number % 2}, folder / "graphs" / f"{number}.pt")
@@ -246,6 +249,7 @@ CASES = [
             ),
             ("x.parquet", on("x.parquet", VECTORS), "x.parquet is not a readable table: <*>"),
             ("edges.mat", on("edges.mat"), "edges.mat is not a readable MATLAB file: <*>"),
+            ("kg.tar.gz", TRIPLES + "kg.tar.gz", CUT_SHORT.format("kg.tar.gz")),
             (
                 "stored/manifest.json",
                 STORE,

@@ -387,6 +387,12 @@ CASES = [
         packed("x.tsv.gz", gzip.compress(BOMB)),
     ),
     Case(
+        "a bomb of tar",
+        "pipeline.train trainer=knowledge data=triples data.folder=x.tar.gz cache_dir=cache",
+        unpacks("x.tar.gz"),
+        packed("x.tar.gz", tar_of(BOMB)),
+    ),
+    Case(
         "a bomb of torch",
         "pipeline.train data=file data.path=graph.pt cache_dir=cache",
         unpacks("graph.pt"),

@@ -2,14 +2,17 @@
 
 import logging
 import re
+import tarfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import pandas as pd
 import torch
 
-from parallel_epochs.pipeline.data.columns import read_bytes
+from parallel_epochs.pipeline.data.columns import open_unzipped, read_bytes, unzip
 from parallel_epochs.pipeline.data.content import hash_parts, label
 from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.data.node_names import number_names, pack_names
@@ -20,6 +23,7 @@ from parallel_epochs.pipeline.run.words import count
 log = logging.getLogger(__name__)
 
 ENDING = re.compile(r"\.(txt|tsv|del|csv)(\.gz)?$")
+ARCHIVE = re.compile(r"\.(tar|tgz|tar\.gz)$")
 THREE = "a triple is a head, a relation and a tail, separated by tabs, commas, semicolons or blanks"
 COLUMNS = ("head", "relation", "tail")
 # Words of a header that name a column, in lower case and without ":".
@@ -31,12 +35,18 @@ WORDS = {
 
 
 def hash_content(folder: str) -> str:
-    """Compute a digest of the tables.
+    """Compute a digest of the tables, or of the archive that holds them.
 
     Raises:
         ValueError: there are none.
     """
-    return hash_parts(label((path.name, path) for path in sorted(_find(Path(folder)).values())))
+    source = _source(Path(folder))
+    names = (
+        [""]
+        if not source.is_dir()
+        else sorted(_find([path.name for path in source.iterdir()], source).values())
+    )
+    return hash_parts(label((name, source / name) for name in names))
 
 
 def read(folder: str) -> Graph:
@@ -49,9 +59,12 @@ def read(folder: str) -> Graph:
     Raises:
         ValueError: a table is missing, empty or has other than three columns; the message names the file and the line.
     """
-    source = Path(folder)
+    source = _source(Path(folder))
     log.info("triples: reading %s", source)
-    found = {split: (read_bytes(path), str(path)) for split, path in _find(source).items()}
+    found = {
+        split: (content, f"{source}/{name}")
+        for split, (name, content) in _read_files(source).items()
+    }
     quoted = all(
         b'"' not in content or is_quoted(content, name) for content, name in found.values()
     )
@@ -136,25 +149,58 @@ def build_triples(triples: list[np.ndarray], entities: np.ndarray, relations: np
     )
 
 
-def _find(folder: Path) -> dict[str, Path]:
+def _source(folder: Path) -> Path:
+    """Return the folder of the tables, or the archive: the one that is given, or the only one in the folder."""
+    if not folder.is_dir():
+        return folder
+    inside = sorted(path.name for path in folder.iterdir())
+    archives = [name for name in inside if ARCHIVE.search(name)]
+    has_tables = any(_split_of(name) for name in inside)
+    return folder / archives[0] if len(archives) == 1 and not has_tables else folder
+
+
+def _split_of(name: str) -> str | None:
+    """Return the split that a file is of, by its name without folders."""
+    stem = ENDING.sub("", name) if ENDING.search(name) else None
+    return None if stem is None else SPLIT_NAMES.get(stem)
+
+
+def _find(names: list[str], source: Path) -> dict[str, str]:
     """Choose the file of each split, in the order of the splits."""
-    found: dict[str, list[Path]] = {split: [] for split in SPLITS}
-    for path in sorted(folder.iterdir()):
-        split = SPLIT_NAMES.get(ENDING.sub("", path.name))
-        if ENDING.search(path.name) and split is not None:
-            found[split].append(path)
+    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name in sorted(names):
+        if split := _split_of(Path(name).name):
+            found[split].append(name)
     for split, members in found.items():
         if not members:
             raise ValueError(
-                f"{folder} has no {split}.txt (or .tsv, .del, .csv, each perhaps with .gz): save the "
+                f"{source} has no {split}.txt (or .tsv, .del, .csv, each perhaps with .gz): save the "
                 f"{split} triples there, with a head, a relation and a tail in each line"
             )
         if len(members) > 1:
             raise ValueError(
-                f"{folder} has {' and '.join(path.name for path in members)}: leave one file of {split} "
-                "triples there"
+                f"{source} has {' and '.join(members)}: leave one file of {split} triples there"
             )
     return {split: members[0] for split, members in found.items()}
+
+
+def _read_files(source: Path) -> dict[str, tuple[str, bytes]]:
+    """Read the file of each split: its name and content."""
+    if source.is_dir():
+        chosen = _find([path.name for path in source.iterdir()], source)
+        return {split: (name, read_bytes(source / name)) for split, name in chosen.items()}
+    try:
+        with open_unzipped(source) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
+            chosen = _find([member.name for member in archive if member.isfile()], source)
+            contents = {}
+            for split, name in chosen.items():
+                with unzip(cast(IO[bytes], archive.extractfile(name)), f"{source}/{name}") as file:
+                    contents[split] = name, file.read()
+            return contents
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{source} is not an archive that tar can read ({error}): give a folder or a .tar.gz"
+        ) from None
 
 
 def is_quoted(content: bytes, name: str) -> bool:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import math
+import tarfile
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from parallel_epochs.models.embedding.triples import (
     match,
     modulus,
 )
-from parallel_epochs.pipeline.data.cache import load, read
+from parallel_epochs.pipeline.data.cache import hash_content, load, read
 from parallel_epochs.pipeline.data.config import MathConfig, TriplesConfig
 from parallel_epochs.pipeline.data.node_names import unpack_names
 from parallel_epochs.pipeline.knowledge.build import describe
@@ -90,6 +91,22 @@ def test_quoted_names_are_read_as_their_writer_meant_them(tmp_path, separator):
     )  # as literals of RDF
     raw["valid"] = ['5"\tr\t"a"']  # no writer of CSV does so: marks are a part of the names
     assert '"a"' in unpack_names(read(TriplesConfig(folder=str(write(tmp_path / "kg", raw)))))
+
+
+def test_an_archive_is_read_wherever_it_lies(tmp_path, monkeypatch):
+    folder = write(tmp_path / "kg")
+    (tmp_path / "alone").mkdir()
+    path = tmp_path / "alone" / "set.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(folder, "inside/kg")
+    assert as_names(read(TriplesConfig(folder=str(path)))) == EXPECTED
+    assert as_names(read(TriplesConfig(folder=str(path.parent)))) == EXPECTED
+    monkeypatch.chdir(tmp_path)
+    digests = {
+        hash_content(TriplesConfig(folder=name))
+        for name in ("alone", "alone/set.tar.gz", str(path))
+    }
+    assert len(digests) == 1 and digests != {hash_content(TriplesConfig(folder="kg"))}
 
 
 def test_ids_are_numbered_as_numbers_blank_lines_and_a_head_are_left_out(tmp_path):
@@ -174,6 +191,9 @@ def test_bad_files_are_refused(tmp_path):
     (folder / "test.txt.gz").write_bytes(b"no gzip")
     with pytest.raises(ValueError, match=r"test.txt.gz is damaged"):
         read(TriplesConfig(folder=str(folder)))
+    (tmp_path / "set.tar.gz").write_bytes(b"no tar")
+    with pytest.raises(ValueError, match=r"set.tar.gz is damaged or cut short"):
+        read(TriplesConfig(folder=str(tmp_path / "set.tar.gz")))
     with pytest.raises(ValueError, match=r"data.folder=nowhere does not exist"):
         TriplesConfig(folder="nowhere").check()
     with pytest.raises(
