@@ -32,11 +32,8 @@ def train_tasks(
     Raises:
         ValueError: the library cannot be compiled here; the message says why.
     """
-    compiled, blocks = library.get(), [block for task in tasks for block in task]
-    if compiled is None:
-        raise ValueError(
-            f"embeddings are trained by C++, and it cannot be compiled: {library.missing()}"
-        )
+    compiled = library.require("embeddings are trained")
+    blocks = [block for task in tasks for block in task]
     fields = np.array([tuple(vars(block).values()) for block in blocks], np.int64).reshape(
         len(blocks), 7
     )

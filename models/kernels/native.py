@@ -96,10 +96,19 @@ class NativeLibrary:
         """
         return self._loaded[0]
 
-    def require(self) -> ctypes.CDLL:
-        """Return the library, which the caller knows to be there."""
+    def require(self, what: str, way_out: str = "") -> ctypes.CDLL:
+        """Return the library.
+
+        Args:
+            what: is done by it, as in "walks are drawn", for the message.
+            way_out: a last sentence of the message.
+
+        Raises:
+            ValueError: it cannot be compiled here; the message says why.
+        """
         library = self.get()
-        assert library is not None, self.missing()
+        if library is None:
+            raise ValueError(f"{what} by C++, and it cannot be compiled: {self.missing()}{way_out}")
         return library
 
     def missing(self) -> str:

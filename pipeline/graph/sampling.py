@@ -32,13 +32,9 @@ def library() -> ctypes.CDLL:
     Raises:
         ValueError: they cannot be compiled here; the message says why.
     """
-    compiled = LIBRARY.get()
-    if compiled is None:
-        raise ValueError(
-            f"neighbours are drawn by C++, and it cannot be compiled: {LIBRARY.missing()}. "
-            "loader=cluster and evaluation=exact need none"
-        )
-    return compiled
+    return LIBRARY.require(
+        "neighbours are drawn", ". loader=cluster and evaluation=exact need none"
+    )
 
 
 class NeighborSampler:

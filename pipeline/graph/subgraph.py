@@ -158,7 +158,7 @@ def induce(
         An int64 ``EdgeIndex`` sorted by destination, CSC and CSR filled, and the positions of its edges in
         `edge_index`, int64. Edges of a destination keep their order.
     """
-    library, threads = LIBRARY.require(), torch.get_num_threads()
+    library, threads = LIBRARY.require("subgraphs are taken"), torch.get_num_threads()
     library.subgraph_select.restype = ctypes.c_void_p
     (indptr, src), _ = edge_index.get_csc()
     indptr, src, nodes = indptr.contiguous(), src.contiguous(), nodes.contiguous()

@@ -216,12 +216,7 @@ def library() -> ctypes.CDLL:
     Raises:
         ValueError: they cannot be compiled here; the message says why.
     """
-    compiled = LIBRARY.get()
-    if compiled is None:
-        raise ValueError(
-            f"embeddings are trained by C++, and it cannot be compiled: {LIBRARY.missing()}"
-        )
-    return compiled
+    return LIBRARY.require("embeddings are trained")
 
 
 def _int(number: int) -> ctypes.c_int64:

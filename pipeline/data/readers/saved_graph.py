@@ -168,13 +168,14 @@ def _read_saved(path: str, saved: dict, config: FileConfig, *, needs_labels: boo
     try:
         saved = _renamed(with_edges(saved, path))
         times = _take_edge_times(saved, config.edge_time)
-        if needs_labels and "y" in saved and times is None and config.split is not None:
+        needs_labels = needs_labels and times is None  # times divide links alone
+        if needs_labels and "y" in saved and config.split is not None:
             masks = _draw_masks(path, saved, config)
             saved.update(zip(MASKS, masks, strict=True))
-        elif "y" in saved and not any(mask in saved for mask in MASKS):
+        elif needs_labels and "y" in saved and not any(mask in saved for mask in MASKS):
             log.info("%s: y is not read, as there are no masks and data.split is not given", path)
             needs_labels = False
-        if times is not None or not needs_labels:  # times divide links alone
+        if not needs_labels:
             saved = {key: value for key, value in saved.items() if key not in ("y", *MASKS)}
         _report_unused(path, saved, USED)
         labels = ("y", *MASKS) if any(key in saved for key in ("y", *MASKS)) else ()

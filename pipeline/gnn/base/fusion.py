@@ -16,7 +16,6 @@ from parallel_epochs.pipeline.data.graph import Graph
 from parallel_epochs.pipeline.gnn.base import label_scores
 from parallel_epochs.pipeline.gnn.base.fit import Base, apply
 from parallel_epochs.pipeline.gnn.base.folds import halves, number_groups
-from parallel_epochs.pipeline.gnn.config import FOREIGN
 from parallel_epochs.pipeline.gnn.kinds.base import Predicted
 from parallel_epochs.pipeline.gnn.tasks.node import NodeTask
 from parallel_epochs.pipeline.metrics import KINDS
@@ -133,7 +132,7 @@ def finish(setup: "Setup", rows: Tensor, epoch: int, folder: Path) -> dict[str, 
     log.info("answer: %s", answer)
     more = {name: score for name, score in answer.scores.items() if name not in SPLITS}
     # The default network of whole graphs is PyG's, too.
-    is_own = setup.config.model.name in FOREIGN and setup.kind.is_one_graph
+    is_own = setup.config.model.is_foreign and setup.kind.is_one_graph
     own = {"own_model": True} if is_own else {}
     return {**own, **({"scores": more} if more else {}), **summarise(answer, base, base.scores)}
 

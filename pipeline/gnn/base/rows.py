@@ -36,14 +36,17 @@ def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
 
 def columns(inputs: Inputs, known: Tensor) -> Tensor:
     """Return the latest and the mean label of earlier rows of the same node as columns [num_own, columns]."""
-    found = {"mean": inputs.labels.mean(known)}
-    return torch.cat(
-        [predict(inputs, found | {"which": each}, known)[inputs.own] for each in WHICH], dim=1
-    )
+    return torch.cat(list(_earlier(inputs, inputs.labels.mean(known), known).values()), dim=1)
 
 
 def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = None) -> Tensor:
     """Predict the label of earlier known rows of the same node, and a little of the mean of all."""
+    found = _earlier(inputs, fitted["mean"], known)[fitted["which"]]
+    return inputs.among_all(found, fitted["mean"])
+
+
+def _earlier(inputs: Inputs, mean: Tensor, known: Tensor) -> dict[str, Tensor]:
+    """Compute each label of :data:`WHICH` of the rows that may have labels [num_own, columns]."""
     entity, (asks, tells) = find_ends(inputs.data)[:, 0].numpy(), inputs.data[ROW_TIMES].numpy()
     marks = inputs.labels.known(known)[inputs.own].any(1).numpy()
     y = inputs.labels.y[inputs.own].nan_to_num()
@@ -56,9 +59,10 @@ def predict(inputs: Inputs, fitted: dict, known: Tensor, asked: Tensor | None = 
     end = np.searchsorted(
         keys, entity * (len(moments) + 1) + np.searchsorted(moments, asks, side="right")
     )
-    if fitted["which"] == "last":
-        begin = np.maximum(begin, end - 1)
     sums = torch.cat([y.new_zeros(1, y.size(1)), y[torch.from_numpy(told)]]).double().cumsum(0)
-    total = (sums[torch.from_numpy(end)] - sums[torch.from_numpy(begin)]).float()
-    num = torch.from_numpy(end - begin).float().unsqueeze(1)
-    return inputs.among_all((total + PRIOR * fitted["mean"]) / (num + PRIOR), fitted["mean"])
+    found = dict[str, Tensor]()
+    for which, first in zip(WHICH, (np.maximum(begin, end - 1), begin), strict=True):
+        total = (sums[torch.from_numpy(end)] - sums[torch.from_numpy(first)]).float()
+        num = torch.from_numpy(end - first).float().unsqueeze(1)
+        found[which] = (total + PRIOR * mean) / (num + PRIOR)
+    return found

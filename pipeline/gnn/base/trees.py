@@ -92,16 +92,19 @@ def _of_labels(inputs: Inputs, known: Tensor) -> Tensor:
 
     Rows of a label table get the latest and the mean label of earlier rows of their node.
     """
+    if inputs.of_labels is not None and torch.equal(inputs.of_labels[0], known):
+        return inputs.of_labels[1]
     if isinstance(inputs.task, RowTask):
-        return rows_of_table.columns(inputs, known)
-    if inputs.of_labels is None or not torch.equal(inputs.of_labels[0], known):
+        found = rows_of_table.columns(inputs, known)
+    else:
         weights = list(weights_of_labels(inputs.data))
         mean = inputs.labels.mean(known)
         parts = []
         for values, num in zip(*both_steps(inputs.data, inputs.labels, weights[-1], known)):
             parts += [((values + PRIOR * mean) / (num + PRIOR))[:, :MOST_LABELS], num[:, :1]]
-        inputs.of_labels = known, torch.cat(parts, dim=1)[inputs.own]
-    return inputs.of_labels[1]
+        found = torch.cat(parts, dim=1)[inputs.own]
+    inputs.of_labels = known, found
+    return found
 
 
 def methods(inputs: Inputs, seed: int) -> Iterator[Method]:
